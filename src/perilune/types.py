@@ -1,0 +1,176 @@
+"""The messages that cross seams: Request → StepPlan → StepResult → TokenOut.
+
+Plain data (msgspec structs): loggable, replayable, sent between processes as msgpack. No torch, no
+behaviour. A plan says everything that a rank must do in one step; ranks never schedule, so one plan
+broadcast to all ranks keeps them in step. Fields that one configuration does not need keep their
+defaults, so a plan recorded on one rank can be replayed on many.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+LAST_SAMPLED: Final = -1
+"""In ``RowPlan.tokens``: the id that the worker itself sampled for this slot in its previous step."""
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. ``stop``: a stop id or stop string; ``length``: a limit; ``abort``: the client left."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen and when a request ends. Validated where requests enter; trusted inside.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 are off. ``seed`` None: the engine
+    draws a fresh one. ``banned_ids`` never come out. ``stop_token_ids`` end the request and are not text.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    banned_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to continue. ``cache_salt`` separates tenants in the prefix cache; lower ``priority`` runs first."""
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class SlotOpen(msgspec.Struct, frozen=True, kw_only=True):
+    """From this step on ``slot`` belongs to a new request. ``seed`` is concrete.
+
+    ``prompt`` is filled only where sampling needs it (penalties, prompt logprobs): the ids to run come in the rows.
+    """
+
+    slot: int
+    request_id: str
+    sampling: SamplingParams
+    seed: int
+    prompt: tuple[int, ...] = ()
+
+
+class BlockDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """``blocks`` are appended to the slot's block table at index ``first``."""
+
+    slot: int
+    first: int
+    blocks: tuple[int, ...]
+
+
+class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one slot to run: ids at positions ``start … start + len(tokens) - 1``.
+
+    The last ``drafts`` ids are proposals. With ``sample``, the logits of the last ``drafts + 1`` tokens are sampled and
+    drafts are accepted while they equal the sample; without it the row only fills the cache (a prompt chunk).
+    """
+
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+    drafts: int = 0
+    sample: bool = True
+
+
+class GrammarRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Allowed ids at one sampled position: ``mask`` is little-endian int32 words, bit i%32 of word i//32 allows id i.
+
+    ``row`` indexes ``StepPlan.rows``; ``offset`` counts that row's sampled positions from 0 to ``drafts``.
+    """
+
+    row: int
+    offset: int
+    mask: bytes
+
+
+class DataParallelStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of every data-parallel rank in this step, zeros included: what gathers around the experts are sized by."""
+
+    rank: int = 0
+    tokens: tuple[int, ...] = ()
+
+
+class DcpStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode context parallelism: position p lives on rank ``(p // interleave) % size``. Size 1 is off."""
+
+    size: int = 1
+    interleave: int = 1
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of one engine. Order of effects: closes, opens, blocks, then the rows run.
+
+    ``step`` increases by one; a block that a plan names may be reused only after that step has retired.
+    """
+
+    step: int
+    rows: tuple[RowPlan, ...]
+    opens: tuple[SlotOpen, ...] = ()
+    closes: tuple[int, ...] = ()
+    blocks: tuple[BlockDelta, ...] = ()
+    grammar: tuple[GrammarRow, ...] = ()
+    dp: DataParallelStep = DataParallelStep()
+    dcp: DcpStep = DcpStep()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that this plan runs."""
+        return sum(len(row.tokens) for row in self.rows)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Raw log-probabilities (before temperature) of the sampled id and of the most likely ids."""
+
+    sampled: float
+    top_ids: tuple[int, ...] = ()
+    top: tuple[float, ...] = ()
+
+
+class RowResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampled ids of one row: accepted drafts and one more. ``error`` ends that request and no other."""
+
+    slot: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str = ""
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step produced: one ``RowResult`` per sampled row, in the plan's order."""
+
+    step: int
+    rows: tuple[RowResult, ...] = ()
+
+
+class TokenOut(msgspec.Struct, frozen=True, kw_only=True):
+    """News of one request, in order. Ids that might begin a stop string are held back until that is certain.
+
+    ``tail``: bytes of text that come after ``tokens`` and before a matched stop string, when the match begins inside a
+    token. ``completion_tokens`` counts every id generated so far, held-back and stop ids included. ``finish`` is set
+    exactly once, on the last message; ``error`` says why when it is ``error``.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    tail: bytes = b""
+    completion_tokens: int = 0
+    finish: FinishReason | None = None
+    error: str = ""
