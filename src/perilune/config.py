@@ -375,7 +375,7 @@ class EngineConfig:
         block_size: tokens of one cache block.
         device: ``cpu`` or ``cuda``.
         dtype: of activations and cache; ``float64`` is the oracle's.
-        attention: ``absorbed``, ``decompressed``, or ``auto`` (decompressed for long fresh prompts).
+        attention: form of MLA. ``absorbed`` attends over latents, ``decompressed`` over the keys and values made from them.
     """
 
     max_model_len: int
@@ -384,5 +384,5 @@ class EngineConfig:
     block_size: int = 32
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["bfloat16", "float32", "float64"] = "float32"
-    attention: Literal["auto", "absorbed", "decompressed"] = "auto"
+    attention: Literal["absorbed", "decompressed"] = "absorbed"
     parallel: ParallelSpec = ParallelSpec()

@@ -1,0 +1,1 @@
+"""Bookkeeping of the cache: which block belongs to whom. Torch-free."""

@@ -1,0 +1,1 @@
+"""The network: rotary tables, latent attention, routed experts, and the stack of layers."""
