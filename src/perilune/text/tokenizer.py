@@ -219,10 +219,11 @@ def _read_ranks(path: Path) -> list[bytes]:
     if size > _MAX_FILE_BYTES:
         raise ConfigError(f"`{path}` has {size} bytes, at most {_MAX_FILE_BYTES} are read")
     data = path.read_bytes().removesuffix(b"\n")
-    if data.count(b"\n") >= _MAX_RANKS:
-        raise ConfigError(f"`{path}` has {data.count(b'\n') + 1} lines, at most {_MAX_RANKS} ranks are read")
+    count = data.count(b"\n") + 1
+    if count > _MAX_RANKS:
+        raise ConfigError(f"`{path}` has {count} lines, at most {_MAX_RANKS} ranks are read")
     lines = data.split(b"\n")
-    tokens: list[bytes] = [b""] * len(lines)
+    tokens: list[bytes] = [b""] * count
     for number, line in enumerate(lines, 1):
         encoded, _, rank = line.partition(b" ")
         try:
@@ -234,9 +235,9 @@ def _read_ranks(path: Path) -> list[bytes]:
                 f"`{path}` line {number}: a token of {len(token)} bytes, 1 to {_MAX_TOKEN_BYTES} are valid"
             )
         index = int(rank) if rank.isdigit() and len(rank) < 10 else -1
-        if not 0 <= index < len(lines) or tokens[index]:
+        if not 0 <= index < count or tokens[index]:
             raise ConfigError(
-                f"`{path}` line {number}: rank {rank[:40]!r}, each number from 0 to {len(lines) - 1} is needed once"
+                f"`{path}` line {number}: rank {rank[:40]!r}, each number from 0 to {count - 1} is needed once"
             )
         tokens[index] = token
     return tokens
