@@ -37,10 +37,15 @@ def sample(logits: Tensor, params: SamplingParams, seed: int, position: int, all
     if not torch.isfinite(logits).any():
         raise EngineError("no token is allowed at this position")
     if params.temperature == 0:
-        return int(logits.argmax())
+        return _highest(logits)
     logits = logits.to(torch.float64) / params.temperature
     logits = _filter(logits, params)
-    return int((logits + gumbel(seed, position, logits.shape[-1], str(logits.device))).argmax())
+    return _highest(logits + gumbel(seed, position, logits.shape[-1], str(logits.device)))
+
+
+def _highest(scores: Tensor) -> int:
+    """The lowest id among the highest scores: argmax itself leaves ties open."""
+    return int((scores == scores.max()).nonzero()[0])
 
 
 def _filter(logits: Tensor, params: SamplingParams) -> Tensor:

@@ -1,0 +1,92 @@
+"""From a model directory to a running engine: reads, checks, loads, sizes the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from perilune.checkpoint.load import Checkpoint
+from perilune.config import EngineConfig
+from perilune.engine.engine import Engine
+from perilune.engine.memory import available_bytes, choose_context
+from perilune.engine.worker import Worker, set_threads
+from perilune.errors import UsageError
+from perilune.kv.blocks import blocks_for
+from perilune.model.mla import AttentionForm
+from perilune.model.stack import Network
+from perilune.model.weights import take_weights
+from perilune.ops.ref import RefOps
+from perilune.text.tokenizer import Tokenizer
+
+Progress = Callable[[int, int], None]
+DtypeName = Literal["bfloat16", "float32", "float64"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What a user may choose. None: decided from the model and the machine.
+
+    ``dtype`` defaults to float32 on a CPU (bfloat16 is slower there on the reference backend) and bfloat16 on CUDA.
+    """
+
+    max_model_len: int | None = None
+    max_batched_tokens: int = 512
+    block_size: int | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: DtypeName | None = None
+    attention: AttentionForm = "absorbed"
+    threads: int | None = None
+
+
+def build_engine(model: Path, options: EngineOptions, progress: Progress | None = None) -> Engine:
+    """Loads a checkpoint and sizes the cache for one request of the full context.
+
+    Args:
+        progress: called with (bytes taken, bytes in all) while weights are read.
+
+    Raises:
+        ModelError: the directory can't be served. CapacityError: it doesn't fit. UsageError: an option can't be used.
+    """
+    _check_options(options)
+    checkpoint = Checkpoint.open(model)
+    spec = checkpoint.spec
+    tokenizer = Tokenizer.from_dir(model, spec.vocab_size)
+    if options.max_model_len is not None and options.max_model_len > spec.max_position:
+        raise UsageError(
+            f"--max-model-len is {options.max_model_len}, the model's max_position_embeddings is {spec.max_position}"
+        )
+    if options.threads is not None:
+        set_threads(options.threads)
+    dtype_name = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    source = checkpoint.source(dtype, options.device, progress)
+    weights = take_weights(spec, source, dtype)
+    source.finish()
+    network = Network.build(spec, weights, RefOps(), options.attention)
+
+    block_size = options.block_size or (64 if options.device == "cuda" else 32)
+    free = available_bytes(options.device)
+    context = choose_context(spec, options.max_model_len, block_size, dtype, free)
+    config = EngineConfig(
+        max_model_len=context,
+        max_batched_tokens=options.max_batched_tokens,
+        block_size=block_size,
+        device=options.device,
+        dtype=dtype_name,
+        attention=options.attention,
+    )
+    num_blocks = blocks_for(context, block_size) * config.max_num_seqs + 1  # block 0 is never used
+    return Engine(Worker(network, config, num_blocks), config, num_blocks, tokenizer)
+
+
+def _check_options(options: EngineOptions) -> None:
+    for name in ("max_model_len", "max_batched_tokens", "block_size", "threads"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} is {value}, at least 1 is needed")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device is cuda, but torch finds no CUDA device", hint="use --device cpu, or a CUDA build of torch")

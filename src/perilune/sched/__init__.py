@@ -1,0 +1,1 @@
+"""What runs next: the queue and the token budget. Torch-free."""
