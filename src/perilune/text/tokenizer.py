@@ -100,13 +100,13 @@ class Tokenizer:
     __slots__ = ("_encoding", "_names", "_tokens", "num_ranks", "specials", "vocab_size")
 
     def __init__(self, tokens: list[bytes], names: Mapping[int, str], vocab_size: int) -> None:
+        ranks = _checked_ranks(tokens)
         first, end = len(tokens), len(tokens) + NUM_SPECIALS
         if end > vocab_size:
             raise ConfigError(
                 f"the vocabulary has {first} ranks and {NUM_SPECIALS} special ids, vocab_size is {vocab_size}",
                 hint="vocab_size in config.json must be at least their sum",
             )
-        ranks = _checked_ranks(tokens)
         for token, name in names.items():
             if not first <= token < end:
                 raise ConfigError(f"special token {name!r} has id {token}, ids from {first} to {end - 1} are special")
