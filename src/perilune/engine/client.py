@@ -74,6 +74,7 @@ class AsyncEngine:
         self._engine = engine
         self._inbox: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
+        self._accepting = threading.Lock()  # a request is either refused, or in the inbox before the phase changes
         self._phase: Phase = "ready"
         self._error = ""
         self._thread = threading.Thread(target=self._run, name="perilune-engine", daemon=True)
@@ -97,13 +98,8 @@ class AsyncEngine:
             EngineError: the engine has failed or was stopped.
         """
         check_request(request, self.max_model_len, self.spec.vocab_size)
-        if self._phase != "ready":
-            raise EngineError(f"the engine is {self._phase}: {self._error or 'it takes no requests'}")
-        if request.id in self._streams:
-            raise RequestError(f"request id {request.id!r} is in use", param="id")
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
-        self._streams[request.id] = stream
-        self._inbox.put(_Add(request))
+        self._submit(request, stream)
         done = False
         try:
             while not done:
@@ -115,6 +111,15 @@ class AsyncEngine:
             if not done:
                 self._inbox.put(_Abort(request.id))
 
+    def _submit(self, request: Request, stream: _Stream) -> None:
+        with self._accepting:
+            if self._phase != "ready":
+                raise EngineError(f"the engine is {self._phase}: {self._error or 'it takes no requests'}")
+            if request.id in self._streams:
+                raise RequestError(f"request id {request.id!r} is in use", param="id")
+            self._streams[request.id] = stream
+            self._inbox.put(_Add(request))
+
     async def close(self) -> None:
         """Ends the engine after its current step; open streams end with an error."""
         self._inbox.put(_Stop())
@@ -124,14 +129,11 @@ class AsyncEngine:
         try:
             while self._receive():
                 self._deliver(self._engine.step())
-            self._phase = "stopped"
-            self._deliver(self._engine.end_all("the engine was stopped"))
+            self._end("stopped", "the engine was stopped")
         except Exception as error:
             logger.exception("the engine failed")
             self._error = str(error) or type(error).__name__
-            self._phase = "failed"
-            self._deliver(self._engine.end_all("the engine failed"))
-        self._refuse_rest()
+            self._end("failed", "the engine failed")
 
     def _receive(self) -> bool:
         """Takes in what has arrived; sleeps while there is nothing to do. False: stop."""
@@ -153,14 +155,15 @@ class AsyncEngine:
             if stream is not None:
                 stream.put(out)
 
-    def _refuse_rest(self) -> None:
-        """Requests that arrived while the engine was ending must not wait for ever."""
-        reason = "the engine was stopped" if self._phase == "stopped" else "the engine failed"
+    def _end(self, phase: Phase, reason: str) -> None:
+        """No request is left waiting: neither those in the engine nor those still in the inbox."""
+        with self._accepting:
+            self._phase = phase
+        self._deliver(self._engine.end_all(reason))
         while True:
             try:
                 message = self._inbox.get_nowait()
             except queue.Empty:
                 return
             if isinstance(message, _Add):
-                request_id = message.request.id
-                self._deliver([TokenOut(request_id=request_id, finish=FinishReason.ERROR, error=reason)])
+                self._deliver([TokenOut(request_id=message.request.id, finish=FinishReason.ERROR, error=reason)])
