@@ -1,0 +1,1 @@
+"""HTTP in front of the engine: OpenAI's chat completions, model list, health. Torch-free."""

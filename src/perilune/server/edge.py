@@ -1,0 +1,138 @@
+"""The outermost ASGI layer: who may talk to us, what every response carries, what becomes of exceptions.
+
+Owns request ids (ours; a client's ``x-request-id`` is echoed, never used), the Host and Origin checks against web pages
+that call a server on this machine (DNS rebinding), and the last word on errors: one JSON shape for all of them, and
+no text that was not written for clients. Decides on the ASGI scope's own path and headers, never on a URL put together
+from them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Collection
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from perilune.server.limits import ClientGone, Limits, drain
+from perilune.server.replies import HttpError, error_info, error_response
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+TRACE_ID: Final = "perilune.trace_id"
+"""Key of the scope under which endpoints find the id of this request."""
+
+_ECHOED_ID: Final = re.compile(r"[!-~]{1,128}")
+
+
+class Edge:
+    """Wraps the routes.
+
+    Args:
+        allowed_hosts: names that the Host header may have; None allows all, for addresses that others reach.
+    """
+
+    def __init__(self, app: ASGIApp, limits: Limits, allowed_hosts: Collection[str] | None) -> None:
+        self._app, self._limits, self._allowed_hosts = app, limits, allowed_hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = _Exchange(scope, receive, send)
+        try:
+            self._check_origin(Headers(scope=scope))
+            # Starlette's routes raise, rather than answer in plain text, where they find an application here.
+            await self._app({**scope, "app": self, TRACE_ID: exchange.trace_id}, exchange.receive, exchange.send)
+        except ClientGone:
+            return
+        except Exception as error:  # noqa: BLE001 - the last handler: whatever it is, the client gets one JSON shape
+            await self._refuse(exchange, _as_http_error(error))
+
+    async def _refuse(self, exchange: _Exchange, error: Exception) -> None:
+        status, _ = error_info(error)
+        if status == 500 or exchange.started:
+            logger.error("request %s failed", exchange.trace_id, exc_info=error)
+        if exchange.started:
+            return  # the server closes the connection: a response cut short can't look complete
+        response = error_response(error)
+        if not exchange.body_read:
+            response.headers["connection"] = "close"
+            if "expect" not in Headers(scope=exchange.scope):
+                await drain(exchange.receive, self._limits)
+        await response(exchange.scope, exchange.receive, exchange.send)
+
+    def _check_origin(self, headers: Headers) -> None:
+        hosts = headers.getlist("host")
+        if len(hosts) != 1:
+            raise HttpError(400, f"{len(hosts)} Host headers, exactly one is needed", code="invalid_host")
+        if self._allowed_hosts is not None and _host_name(hosts[0]) not in self._allowed_hosts:
+            raise HttpError(
+                421,
+                f"this server does not answer for host {hosts[0][:80]!r}",
+                code="unknown_host",
+                hint="use localhost or 127.0.0.1",
+            )
+        origin = headers.get("origin")
+        if origin is not None and _origin_authority(origin) != hosts[0].lower():
+            raise HttpError(403, f"pages of origin {origin[:80]!r} may not call this server", code="origin_not_allowed")
+
+
+class _Exchange:
+    """One request and its response: what has been read and sent so far."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope, self._receive, self._send = scope, receive, send
+        self.trace_id = uuid.uuid4().hex
+        self.started = False
+        self.body_read = scope["method"] in ("GET", "HEAD")
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            self.body_read = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            headers = MutableHeaders(raw=list(message.get("headers", ())))
+            given = Headers(scope=self.scope).get("x-request-id", "")
+            headers["x-request-id"] = given if _ECHOED_ID.fullmatch(given) else self.trace_id
+            headers["x-trace-id"] = self.trace_id
+            message = {**message, "headers": headers.raw}
+        await self._send(message)
+
+
+def _as_http_error(error: Exception) -> Exception:
+    """Starlette's own refusals (no route, wrong method) in our words."""
+    if not isinstance(error, HTTPException):
+        return error
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        return HttpError(
+            405, f"this path takes {allowed or 'other methods'}", code="method_not_allowed", headers={"allow": allowed}
+        )
+    return HttpError(
+        error.status_code,
+        "there is nothing at this path",
+        code="not_found",
+        hint="POST /v1/chat/completions, GET /v1/models, /health and /ready are here",
+    )
+
+
+def _host_name(host: str) -> str:
+    """The name of a Host header without port, brackets and final dot."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower().rstrip(".")
+
+
+def _origin_authority(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
