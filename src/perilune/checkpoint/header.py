@@ -4,8 +4,8 @@ Format: 8 bytes little-endian length n, n bytes of JSON ``{name: {dtype, shape, 
 then the data; offsets count from the end of the header. Source: the format's published description.
 
 Refuses, naming file, tensor and value: a header longer than its file or than 100 MB, other JSON than the format's,
-a key that stands twice, unknown dtypes, absurd shapes, byte counts that contradict shape and dtype, data that overlaps,
-leaves holes or does not end where the file ends. Reads headers only, never data, and opens regular files only. Torch-free.
+a key that stands twice, unknown dtypes, absurd shapes, byte counts that contradict shape and dtype, data that
+overlaps, leaves holes or does not end where the file ends. Opens regular files only, never reads data. Torch-free.
 """
 
 from __future__ import annotations

@@ -52,6 +52,17 @@ class Index:
         """Bytes of all tensors."""
         return sum(meta.nbytes for meta in self.tensors.values())
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about weight files outside the checkpoint, and about a stated sum that is not true."""
+        notes = []
+        if self.unread:
+            count, first = len(self.unread), shown(self.unread[0])
+            notes.append(f"{count} weight files are not part of the checkpoint and are not opened, first {first}")
+        if self.total_size not in (None, self.nbytes):
+            notes.append(f"the index states a total_size of {self.total_size}, its tensors have {self.nbytes} bytes")
+        return tuple(notes)
+
 
 def model_root(path: Path) -> Path:
     """The model folder with links resolved.
@@ -124,9 +135,8 @@ def read_index(path: Path) -> Index:
 def _add_shard(tensors: dict[str, TensorMeta], shard: str, root: Path, weight_map: Mapping[str, str] | None) -> None:
     for meta in read_header(locate(root, shard)):
         if meta.name in tensors:
-            raise CheckpointError(
-                f"tensor {shown(meta.name)} is stored twice: in {shown(tensors[meta.name].file.name)} and in {shown(shard)}"
-            )
+            other = tensors[meta.name].file.name
+            raise CheckpointError(f"tensor {shown(meta.name)} is stored twice: in {shown(other)} and in {shown(shard)}")
         if weight_map is not None and weight_map.get(meta.name) != shard:
             place = weight_map.get(meta.name)
             said = "does not name it" if place is None else f"places it in {shown(place)}"
@@ -176,5 +186,5 @@ def _nothing_found(root: Path) -> CheckpointError:
     others = _unread(root, ())
     hint = "point at a folder in Hugging Face layout"
     if others:
-        hint = f"only .safetensors files are read; {shown(others[0])} was not opened: convert it, or fetch the safetensors form"
+        hint = f"{shown(others[0])} was not opened: fetch the .safetensors form of this model, other forms are not read"
     return CheckpointError(f"neither {shown(INDEX_NAME)} nor {shown(SINGLE_NAME)} is in {shown(str(root))}", hint=hint)

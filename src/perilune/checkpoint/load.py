@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from perilune.checkpoint.header import TensorMeta, open_regular, shown
-from perilune.checkpoint.index import Index, locate, model_root, read_index
-from perilune.checkpoint.match import Match, Stored, match_tensors
+from perilune.checkpoint.index import locate, model_root, read_index
+from perilune.checkpoint.match import Match, Packed, Plain, Stored, match_tensors
 from perilune.config import ModelSpec, read_json
 from perilune.errors import CheckpointError
 from perilune.quant.tensors import Dense, Int4
@@ -77,7 +77,7 @@ class Checkpoint:
         index = read_index(root)
         match = match_tensors(spec, index.tensors)
         _raise_first(match, root)
-        notes = match.notes + unread_note(index)
+        notes = match.notes + index.notes
         for note in notes:
             _log.warning("%s: %s", root, note)
         return cls(root, spec, index.tensors, match.stored, notes)
@@ -85,14 +85,6 @@ class Checkpoint:
     def source(self, dtype: torch.dtype, device: str = "cpu", progress: Progress | None = None) -> TensorSource:
         """Opens the data. Dense weights are cast to ``dtype``; everything is placed on ``device``."""
         return TensorSource(self, dtype, device, progress)
-
-
-def unread_note(index: Index) -> tuple[str, ...]:
-    """A sentence about weight files that lie in the folder and are not part of the checkpoint, or nothing."""
-    if not index.unread:
-        return ()
-    count, first = len(index.unread), shown(index.unread[0])
-    return (f"{count} weight files are not part of the checkpoint and are not opened, first {first}",)
 
 
 def _raise_first(match: Match, root: Path) -> None:
@@ -162,7 +154,7 @@ class TensorSource:
         self._open: dict[Path, _Shard] = {}
         self._taken: set[str] = set()
         self._odd_hints: list[str] = []
-        self._total = sum(stored.nbytes for stored in checkpoint.weights.values())
+        self._total = sum(part.nbytes for stored in checkpoint.weights.values() for part in stored.parts)
         self._done = 0
 
     def vector(self, name: str) -> Tensor:
@@ -172,16 +164,9 @@ class TensorSource:
             CheckpointError: no such weight, taken before, not finite, or its file cannot be read.
         """
         stored = self._take(name)
-        if stored.plain is None:
+        if isinstance(stored, Packed):
             raise CheckpointError(f"{shown(name)} is packed INT4, a plain tensor is needed here")
-        dtype = self._dtype
-        if stored.info.kind in ("router", "router_bias"):
-            dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        tensor = self._read(stored.plain, dtype)
-        # A correction bias is a sum of small steps: it has no usual size.
-        _check_values(name, tensor, 1.0, sized=stored.info.kind != "router_bias")
-        self._advance(stored)
-        return tensor
+        return self._plain(stored)
 
     def matrix(self, name: str) -> Dense | Int4:
         """A matrix [out, in] by its logical name ``….weight``: INT4 stays packed, anything else is cast to ``dtype``.
@@ -189,10 +174,9 @@ class TensorSource:
         Raises:
             CheckpointError: no such weight, taken before, not finite, or its file cannot be read.
         """
-        if name in self._weights and self._weights[name].plain is not None:
-            return Dense(self.vector(name))
         stored = self._take(name)
-        assert stored.packed is not None and stored.scale is not None
+        if isinstance(stored, Plain):
+            return Dense(self._plain(stored))
         scale = self._read(stored.scale, torch.bfloat16)
         _check_values(stored.scale.name, scale, _CODE_RMS)
         weight = Int4(self._read(stored.packed, torch.int32), scale)
@@ -235,6 +219,16 @@ class TensorSource:
         self._taken.add(name)
         return stored
 
+    def _plain(self, stored: Plain) -> Tensor:
+        kind, dtype = stored.info.kind, self._dtype
+        if kind in ("router", "router_bias"):
+            dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        tensor = self._read(stored.tensor, dtype)
+        # A correction bias is a sum of small steps: it has no usual size.
+        _check_values(stored.info.name, tensor, 1.0, sized=kind != "router_bias")
+        self._advance(stored)
+        return tensor
+
     def _read(self, meta: TensorMeta, dtype: torch.dtype) -> Tensor:
         shard = self._shard(meta)
         try:
@@ -266,7 +260,7 @@ class TensorSource:
             self._odd_hints.append(f"{shown(meta.name)} is {hint}, not {list(shape)}")
 
     def _advance(self, stored: Stored) -> None:
-        self._done += stored.nbytes
+        self._done += sum(part.nbytes for part in stored.parts)
         if self._progress is not None:
             self._progress(self._done, self._total)
 

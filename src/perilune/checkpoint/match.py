@@ -14,34 +14,47 @@ from dataclasses import dataclass
 from typing import Final
 
 from perilune.checkpoint.header import TensorMeta, shown
-from perilune.config import ModelSpec
-from perilune.layout.names import TensorInfo, expected_tensors, is_ignored
+from perilune.checkpoint.ignored import IgnoreList
+from perilune.config import ModelSpec, QuantSpec
+from perilune.layout.names import Kind, TensorInfo, expected_tensors, is_ignored
 
 PLAIN_DTYPES: Final = ("BF16", "F16", "F32", "F64")
 MAX_MISSING: Final = 100_000
 """Matching stops here: a configuration can ask for a thousand million tensors, a person needs the first few."""
 
-_PACKABLE: Final = ("attention", "dense", "shared", "expert", "head")
+LINEAR: Final[tuple[Kind, ...]] = ("attention", "dense", "shared", "expert", "head")
+"""Kinds that are Linear modules in the reference code, which a quantiser may pack. The router is not one of them."""
+
 _PACKED, _SCALE, _SHAPE = "_packed", "_scale", "_shape"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """How one logical weight is stored: ``plain``, or ``packed`` with ``scale`` and perhaps the ``shape`` hint."""
+class Plain:
+    """A weight stored as one tensor."""
 
     info: TensorInfo
-    plain: TensorMeta | None = None
-    packed: TensorMeta | None = None
-    scale: TensorMeta | None = None
-    shape: TensorMeta | None = None
+    tensor: TensorMeta
 
     @property
     def parts(self) -> tuple[TensorMeta, ...]:
-        return tuple(part for part in (self.plain, self.packed, self.scale, self.shape) if part is not None)
+        return (self.tensor,)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight stored as INT4 codes and scales, perhaps with the hint of its shape."""
+
+    info: TensorInfo
+    packed: TensorMeta
+    scale: TensorMeta
+    shape: TensorMeta | None
 
     @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+    def parts(self) -> tuple[TensorMeta, ...]:
+        return (self.packed, self.scale) if self.shape is None else (self.packed, self.scale, self.shape)
+
+
+Stored = Plain | Packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,59 +85,52 @@ def match_tensors(spec: ModelSpec, tensors: Mapping[str, TensorMeta]) -> Match:
     wrong: list[str] = []
     rest = dict(tensors)
     for info in expected_tensors(spec):
-        found = _take(info, rest)
-        if not found.parts:
+        found = _take(info, rest, spec.quant, wrong)
+        if found is not None:
+            stored[info.name] = found
+        elif info.name not in tensors and info.name + _PACKED not in tensors:
             missing.append(info.name)
             if len(missing) >= MAX_MISSING:
                 break
-            continue
-        faults = list(_faults(found, spec))
-        wrong += faults
-        if not faults:
-            stored[info.name] = found
     ignored = tuple(name for name in rest if is_ignored(spec, name))
     unknown = tuple(name for name in rest if not is_ignored(spec, name))
     wrong += _mixed_experts(stored)
     return Match(stored, tuple(missing), tuple(wrong), unknown, ignored, tuple(_notes(stored, spec)))
 
 
-def _take(info: TensorInfo, rest: dict[str, TensorMeta]) -> Stored:
-    """Removes a weight's tensors from ``rest``."""
+def _take(info: TensorInfo, rest: dict[str, TensorMeta], quant: QuantSpec | None, wrong: list[str]) -> Stored | None:
+    """Moves a weight's tensors out of ``rest``; faults go to ``wrong``. None: nothing usable there."""
     plain = rest.pop(info.name, None)
-    if info.kind not in _PACKABLE or info.name + _PACKED not in rest:
-        return Stored(info, plain)
-    return Stored(
-        info,
-        plain,
-        packed=rest.pop(info.name + _PACKED),
-        scale=rest.pop(info.name + _SCALE, None),
-        shape=rest.pop(info.name + _SHAPE, None),
-    )
+    packed = rest.pop(info.name + _PACKED, None) if info.kind in LINEAR else None
+    if packed is None:
+        if plain is None:
+            return None
+        faults = list(_fault(plain, info.shape, PLAIN_DTYPES))
+        wrong += faults
+        return None if faults else Plain(info, plain)
+    scale, shape = rest.pop(info.name + _SCALE, None), rest.pop(info.name + _SHAPE, None)
+    faults = list(_packed_faults(info, plain, packed, scale, quant))
+    if scale is None:
+        faults.append(f"{shown(packed.name)} has no {shown(info.name + _SCALE)} beside it")
+    wrong += faults
+    return None if faults or scale is None else Packed(info, packed, scale, shape)
 
 
-def _faults(found: Stored, spec: ModelSpec) -> Iterator[str]:
-    """What prevents the use of a weight."""
-    info = found.info
-    if found.packed is None:
-        assert found.plain is not None
-        yield from _fault(found.plain, info.shape, PLAIN_DTYPES)
-        return
-    if found.plain is not None:
-        yield f"{shown(info.name)} is stored twice: plain and as {shown(found.packed.name)}"
-        return
-    if spec.quant is None:
-        yield f"{shown(found.packed.name)} is packed INT4, but config.json has no quantization_config that says how"
+def _packed_faults(
+    info: TensorInfo, plain: TensorMeta | None, packed: TensorMeta, scale: TensorMeta | None, quant: QuantSpec | None
+) -> Iterator[str]:
+    if plain is not None:
+        yield f"{shown(info.name)} is stored twice: plain and as {shown(packed.name)}"
+    if quant is None:
+        yield f"{shown(packed.name)} is packed INT4, but config.json has no quantization_config that says how"
         return
     out, width = info.shape
-    group = spec.quant.group_size
-    if width % group:
-        yield f"{shown(found.packed.name)}: {width} inputs cannot be cut into INT4 groups of {group}"
+    if width % quant.group_size:
+        yield f"{shown(packed.name)}: {width} inputs cannot be cut into INT4 groups of {quant.group_size}"
         return
-    yield from _fault(found.packed, (out, width // 8), ("I32",))
-    if found.scale is None:
-        yield f"{shown(found.packed.name)} has no {shown(info.name + _SCALE)} beside it"
-    else:
-        yield from _fault(found.scale, (out, width // group), ("BF16",))
+    yield from _fault(packed, (out, width // 8), ("I32",))
+    if scale is not None:
+        yield from _fault(scale, (out, width // quant.group_size), ("BF16",))
 
 
 def _fault(meta: TensorMeta, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> Iterator[str]:
@@ -140,16 +146,40 @@ def _mixed_experts(stored: Mapping[str, Stored]) -> list[str]:
     first: dict[bool, str] = {}
     for name, found in stored.items():
         if found.info.kind == "expert":
-            first.setdefault(found.packed is not None, name)
+            first.setdefault(isinstance(found, Packed), name)
     if len(first) < 2:
         return []
     return [f"routed experts are partly INT4 ({shown(first[True])}) and partly plain ({shown(first[False])})"]
 
 
 def _notes(stored: Mapping[str, Stored], spec: ModelSpec) -> Iterator[str]:
-    packed = [found for found in stored.values() if found.packed is not None]
-    if spec.quant is not None and not packed:
-        yield "config.json has a quantization_config, but no tensor is packed: weights are read as they are stored"
+    packed = [found for found in stored.values() if isinstance(found, Packed)]
     hintless = [found.info.name for found in packed if found.shape is None]
     if hintless:
-        yield f"{len(hintless)} packed weights have no weight_shape, first {shown(hintless[0])}: widths follow config.json"
+        first = shown(hintless[0])
+        yield f"{len(hintless)} packed weights lack weight_shape, first {first}: config.json gives the width"
+    if spec.quant is None:
+        return
+    if not packed:
+        yield "config.json has a quantization_config, but no tensor is packed: weights are read as they are stored"
+        return
+    yield from _disagreements(stored, IgnoreList(spec.quant.ignore))
+
+
+def _disagreements(stored: Mapping[str, Stored], ignore: IgnoreList) -> Iterator[str]:
+    """What is stored decides; other engines go by the list, so a contradiction is worth a word."""
+    if ignore.unclear:
+        yield f"quantization_config.ignore entry {shown(ignore.unclear[0])} is of a form that is not understood here"
+        return
+    linear = [found for found in stored.values() if found.info.kind in LINEAR]
+    packed, plain = [], []
+    for found in linear:
+        listed = ignore.matches(found.info.name.removesuffix(".weight"))
+        if listed and isinstance(found, Packed):
+            packed.append(found.info.name)
+        elif not listed and isinstance(found, Plain):
+            plain.append(found.info.name)
+    if packed:
+        yield f"quantization_config.ignore covers {len(packed)} weights that are packed, first {shown(packed[0])}"
+    if plain:
+        yield f"quantization_config.ignore lacks {len(plain)} weights that are not packed, first {shown(plain[0])}"

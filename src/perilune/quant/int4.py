@@ -2,7 +2,8 @@
 
 A row of ``in`` codes q in -8…7 becomes ``ceil(in / 8)`` int32 words; element j sits at bits 4·(j mod 8) of word
 j div 8 as the nibble q + 8. The rest of a row's last word is filled with nibble 0, so the width of a row whose length
-is no multiple of 8 must be known from elsewhere. Knows tensors, not files or names.
+is no multiple of 8 must be known from elsewhere. Knows tensors, not files or names. Expanding uses the native codec where
+one was built; the torch path beside it gives the same numbers to the bit.
 
 Kimi K2's own rule uses 15 levels, -7…7 with scale = amax/7: the defaults here. They re-quantise a dequantised Kimi
 weight to the same codes and scales. compressed-tensors' min-max rule is ``divisor=7.5, qmin=-8``.
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from perilune.errors import ConfigError
+from perilune.native import Int4View, codecs
 
 GROUP_SIZE = 32
 CODES_PER_WORD = 8
@@ -51,6 +53,35 @@ def unpack(packed: Tensor, in_features: int) -> Tensor:
     octets = packed.contiguous().view(torch.uint8)  # [out, 4·words]
     nibbles = torch.stack((octets & 0xF, octets >> 4), dim=-1).flatten(1)  # [out, 8·words]
     return nibbles[:, :in_features].to(torch.int8) - 8
+
+
+def dequantize(
+    packed: Tensor, scale: Tensor, dtype: torch.dtype, *, group_size: int = GROUP_SIZE, native: bool = True
+) -> Tensor:
+    """Expands packed int32 [out, in/8] and bf16 scales [out, in/group_size] to code·scale [out, in] in ``dtype``.
+
+    The product is exact in float32 (and in float64, when that is asked for) and rounded once to ``dtype``. ``native``
+    False keeps to torch. Shapes are the caller's to check, as ``Int4`` does.
+    """
+    library = codecs() if native and group_size == GROUP_SIZE and packed.device.type == "cpu" else None
+    if library is None or dtype not in (torch.float32, torch.bfloat16):
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        codes = unpack(packed, packed.shape[1] * CODES_PER_WORD).to(wide)
+        return (codes * scale.to(wide).repeat_interleave(group_size, dim=1)).to(dtype)
+    rows, cols = packed.shape[0], packed.shape[1] * CODES_PER_WORD
+    out = torch.empty(rows, cols, dtype=dtype)
+    packed, packed_stride = _dense_rows(packed)
+    scale, scale_stride = _dense_rows(scale)
+    view = Int4View(packed.data_ptr(), scale.data_ptr(), packed_stride, scale_stride, rows, cols)
+    library.int4_dequantize(view, out.data_ptr(), cols, "float32" if dtype == torch.float32 else "bfloat16")
+    return out
+
+
+def _dense_rows(tensor: Tensor) -> tuple[Tensor, int]:
+    # The codec steps from row to row by a stride, so slices of rows or columns need no copy.
+    if tensor.stride(1) == 1 and tensor.stride(0) >= tensor.shape[1]:
+        return tensor, tensor.stride(0)
+    return tensor.contiguous(), tensor.shape[1]
 
 
 def quantize(weight: Tensor, divisor: float = 7, qmin: int = -7, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:

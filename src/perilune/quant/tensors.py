@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from perilune.errors import ConfigError
-from perilune.quant.int4 import CODES_PER_WORD, GROUP_SIZE, unpack
+from perilune.quant.int4 import CODES_PER_WORD, GROUP_SIZE, dequantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,7 @@ class Int4:
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """[out, in]: the product code·scale, exact in float32 (and float64), rounded once to ``dtype``."""
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        codes = unpack(self.packed, self.shape[1]).to(wide)
-        scale = self.scale.to(wide).repeat_interleave(self.group_size, dim=1)
-        return (codes * scale).to(dtype)
+        return dequantize(self.packed, self.scale, dtype, group_size=self.group_size)
 
     def rows(self, start: int, stop: int) -> Int4:
         """Outputs ``start``…``stop - 1``. Raises ``ConfigError`` outside the matrix."""
