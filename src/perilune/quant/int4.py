@@ -2,8 +2,9 @@
 
 A row of ``in`` codes q in -8…7 becomes ``ceil(in / 8)`` int32 words; element j sits at bits 4·(j mod 8) of word
 j div 8 as the nibble q + 8. The rest of a row's last word is filled with nibble 0, so the width of a row whose length
-is no multiple of 8 must be known from elsewhere. Knows tensors, not files or names. Expanding uses the native codec where
-one was built; the torch path beside it gives the same numbers to the bit.
+is no multiple of 8 must be known from elsewhere. Knows tensors, not files or names.
+
+Expanding uses the native codec where one was built; the torch path beside it gives the same numbers to the bit.
 
 Kimi K2's own rule uses 15 levels, -7…7 with scale = amax/7: the defaults here. They re-quantise a dequantised Kimi
 weight to the same codes and scales. compressed-tensors' min-max rule is ``divisor=7.5, qmin=-8``.
