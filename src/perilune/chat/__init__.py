@@ -1,0 +1,1 @@
+"""Kimi's chat format: messages to ids, output ids to reasoning, content and calls. Knows no HTTP, no torch."""
