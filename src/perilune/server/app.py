@@ -74,12 +74,13 @@ class _Info:
         """Whether a chat request would be taken now."""
         state = self._state
         phase = state.phase
+        loaded, total = state.progress
         if phase != "ready":
-            loaded, total = state.progress
             body = Readiness(phase=phase, loaded=loaded, total=total)
             return json_response(body, 503, {"retry-after": str(RETRY_AFTER_S)})
         status = state.engine.status()
-        return json_response(Readiness(phase=phase, running=status.running, waiting=status.waiting))
+        body = Readiness(phase=phase, running=status.running, waiting=status.waiting, loaded=loaded, total=total)
+        return json_response(body)
 
     async def models(self, _: Request) -> Response:
         """Every name of the model that is served."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from asyncio.events import TimerHandle
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import msgspec
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from perilune.server.limits import Limits
@@ -54,7 +54,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+        if self._head_timer is None and self._idle:
             self._await_head()  # the next request of a kept-alive connection
         self._unset_keepalive_if_required()
         try:
@@ -93,6 +93,12 @@ class Connection(HttpToolsProtocol):
         self._head_arrived()
         super().shutdown()
 
+    @property
+    def _idle(self) -> bool:
+        """No request, or one that is answered."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request, whatever uvicorn says
+        return cycle is None or cycle.response_complete
+
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.limits.header_timeout_s, self._head_late)
 
@@ -122,7 +128,7 @@ class Connection(HttpToolsProtocol):
         self._head_arrived()
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        if self._idle or not self.cycle.response_started:
             kind = "invalid_request_error"
             body = msgspec.json.encode(ErrorBody(ErrorInfo(message=message, type=kind, code=code)))
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)

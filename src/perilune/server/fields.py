@@ -72,7 +72,7 @@ class Fields:
         if not low <= value <= high:  # before float(): a huge integer has no float
             raise self.fail(name, f"a number from {low:g} to {high:g} is needed")
         number = float(value)
-        if number and abs(number) < SMALLEST or not math.isfinite(number):
+        if (number and abs(number) < SMALLEST) or not math.isfinite(number):
             raise self.fail(name, f"0, or a number of at least {SMALLEST:g}, is needed")
         return number
 
@@ -86,7 +86,7 @@ class Fields:
             raise self.fail(name, f"at most {max_chars} characters are allowed, it has {len(value)}")
         return value
 
-    def object(self, name: str) -> Fields | None:
+    def nested(self, name: str) -> Fields | None:
         """A nested object, with its own fields."""
         value = self.get(name)
         if value is None:
@@ -98,7 +98,9 @@ class Fields:
     def only(self, name: str, neutral: tuple[object, ...], hint: str) -> None:
         """Refuses every value of a feature that is not here, but for those that ask for nothing."""
         value = self.get(name)
-        if value is None or any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in neutral):
+        if value is None or any(
+            value == item and isinstance(value, bool) == isinstance(item, bool) for item in neutral
+        ):
             return
         allowed = " or ".join(shown(item) for item in neutral) or "nothing"
         raise self.fail(name, f"only {allowed} is supported", code="unsupported_value", hint=hint)

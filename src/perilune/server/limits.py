@@ -57,9 +57,7 @@ async def read_json_bytes(scope: Scope, receive: Receive, limits: Limits) -> byt
     headers = Headers(scope=scope)
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != _JSON:
-        raise HttpError(
-            415, f"content-type is {media_type[:80]!r}, {_JSON} is needed", code="unsupported_media_type"
-        )
+        raise HttpError(415, f"content-type is {media_type[:80]!r}, {_JSON} is needed", code="unsupported_media_type")
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise HttpError(

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from perilune.chat.messages import parse_messages, parse_tools
+import msgspec
+
+from perilune.chat.markers import Marker
+from perilune.chat.messages import read_messages, read_tools
 from perilune.chat.parse import Event, OutputParser
 from perilune.chat.render import render
 from perilune.errors import ContextLengthError, RequestError
@@ -22,7 +25,7 @@ from perilune.server.wire import Finish, Usage, usage
 from perilune.text.tokenizer import Tokenizer
 from perilune.types import Request, SamplingParams, TokenOut
 
-_CALL_MARKERS: Final = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
+_CALL_MARKERS: Final = (Marker.SECTION, Marker.CALL)
 _MAX_WARNINGS: Final = 8
 _NOT_PRINTABLE: Final = re.compile(r"[^ -~]")
 
@@ -71,13 +74,18 @@ def prepare(body: bytes, engine: Engine, state: ServerState, request_id: str) ->
     """
     asked = read_chat_request(decode_object(body))
     model = state.served_name(asked.model)
-    tools = parse_tools(asked.tools)
-    messages = parse_messages(asked.messages)
-    rendered = render(messages, tools, engine.tokenizer)
+    tools = read_tools(asked.tools)
+    rendered = render(read_messages(asked.messages), tools, engine.tokenizer)
+    # Without tools a call could only be noise: OpenAI's default is then "none" too.
+    calls_allowed = bool(tools) and asked.tool_choice == "auto"
     sampling = _sampling(asked, state.defaults, engine, len(rendered.ids))
+    if not calls_allowed:
+        sampling = msgspec.structs.replace(sampling, banned_ids=_call_ids(engine.tokenizer))
     return Prepared(
         request=Request(id=request_id, prompt=rendered.ids, sampling=sampling, cache_salt=asked.cache_salt),
-        parser=OutputParser(engine.tokenizer, tools, rendered.history_calls, rendered.starts_in_think),
+        parser=OutputParser(
+            engine.tokenizer, tools, rendered.history_calls, rendered.starts_in_think, allow_calls=calls_allowed
+        ),
         model=model,
         stream=asked.stream,
         include_usage=asked.include_usage,
@@ -92,8 +100,6 @@ def _sampling(asked: ChatRequest, defaults: SamplingDefaults, engine: Engine, pr
             raise RequestError(
                 f"`stop_token_ids` has {token}, ids from 0 to {vocab_size - 1} are known", param="stop_token_ids"
             )
-    # Without tools a call could only be noise: OpenAI's default is then "none" too.
-    calls_allowed = asked.tools and asked.tool_choice == "auto"
     return SamplingParams(
         max_tokens=_max_tokens(asked.max_tokens, prompt_len, engine.max_model_len),
         temperature=defaults.temperature if asked.temperature is None else asked.temperature,
@@ -103,7 +109,6 @@ def _sampling(asked: ChatRequest, defaults: SamplingDefaults, engine: Engine, pr
         seed=asked.seed,
         stop=asked.stop,
         stop_token_ids=asked.stop_token_ids,
-        banned_ids=() if calls_allowed else _call_ids(engine.tokenizer),
         ignore_eos=asked.ignore_eos,
     )
 

@@ -63,7 +63,9 @@ def error_info(error: BaseException) -> tuple[int, ErrorInfo]:
         message = f"{error.message} ({error.hint})" if error.hint else error.message
         return error.status, ErrorInfo(message=message, type=error.type, param=error.param, code=error.code)
     if isinstance(error, EngineError):
-        return 503, ErrorInfo(message="the engine stopped; see the server's log", type="server_error", code="engine_error")
+        return 503, ErrorInfo(
+            message="the engine stopped; see the server's log", type="server_error", code="engine_error"
+        )
     return 500, ErrorInfo(message="internal error; see the server's log", type="server_error", code="internal_error")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import os
 import signal
@@ -24,7 +25,7 @@ from typing import Final
 import uvicorn
 import uvloop
 
-from perilune.errors import EngineError, PortError
+from perilune.errors import EngineError, PortError, UsageError
 from perilune.server.app import build_app
 from perilune.server.connection import Connection
 from perilune.server.edge import LOOPBACK_NAMES
@@ -39,10 +40,11 @@ _WATCH_S: Final = 0.2
 _LAST_WORDS_S: Final = 1.0
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one.
+def bind(host: str, port: int, *, public: bool = False) -> socket.socket:
+    """A listening socket; port 0 takes a free one.
 
     Raises:
+        UsageError: others could reach the address, and ``public`` does not say that this is meant.
         PortError: no such address, or it is taken, or not ours to take.
     """
     where = f"{host}:{port}"
@@ -51,6 +53,12 @@ def bind(host: str, port: int) -> socket.socket:
         sock = socket.socket(family, kind, proto)
     except OSError as error:
         raise PortError(f"{where} is no address of this machine: {error.strerror}") from None
+    if not public and not _is_loopback(str(address[0])):
+        sock.close()
+        raise UsageError(
+            f"{host} can be reached from other machines, and there is no authentication yet",
+            hint="leave --host out, or say --insecure-no-auth if everyone who reaches it may use it",
+        )
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
@@ -71,10 +79,9 @@ def base_url(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def is_loopback(sock: socket.socket) -> bool:
-    """Whether only this machine can reach the socket."""
-    host = sock.getsockname()[0]
-    return host == "::1" or host.startswith("127.")
+def _is_loopback(address: str) -> bool:
+    """Whether only this machine can reach the address."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 @dataclass(slots=True)
@@ -95,7 +102,8 @@ class Running:
     _server: uvicorn.Server = field(init=False)
 
     def __post_init__(self) -> None:
-        hosts = LOOPBACK_NAMES | {self.sock.getsockname()[0]} if is_loopback(self.sock) else None
+        address = self.sock.getsockname()[0]
+        hosts = LOOPBACK_NAMES | {address} if _is_loopback(address) else None
         self._server = uvicorn.Server(
             uvicorn.Config(
                 build_app(self.state, hosts),
@@ -140,7 +148,7 @@ class Running:
             engine, defaults = await _in_thread(self.load)
             self.state.ready(engine, defaults)
             self.on_ready(engine)
-            while (status := engine.status()).phase == "ready":
+            while (status := engine.status()).phase == "ready":  # noqa: ASYNC110 - a snapshot, it rings no bell
                 await asyncio.sleep(_WATCH_S)
             raise EngineError(f"the engine {status.phase}: {status.error or 'no reason given'}")
         except Exception:

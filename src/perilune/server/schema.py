@@ -141,7 +141,7 @@ def _array(fields: Fields, name: str, *, required: bool) -> list[Any]:
 
 
 def _stream_options(fields: Fields, stream: bool) -> tuple[bool, tuple[str, ...]]:
-    options = fields.object("stream_options")
+    options = fields.nested("stream_options")
     if options is None:
         return False, ()
     if not stream:
@@ -150,7 +150,7 @@ def _stream_options(fields: Fields, stream: bool) -> tuple[bool, tuple[str, ...]
 
 
 def _check_response_format(fields: Fields) -> None:
-    wanted = fields.object("response_format")
+    wanted = fields.nested("response_format")
     if wanted is not None:
         wanted.only("type", ("text",), "leave the field out and ask for JSON in the prompt; schemas come later")
 
@@ -158,13 +158,13 @@ def _check_response_format(fields: Fields) -> None:
 def _thinking(fields: Fields) -> tuple[str, ...]:
     """K2 Thinking always thinks: its prompt format has no switch. Asking it not to gets a warning, not an error."""
     off = False
-    switch = fields.object("thinking")
+    switch = fields.nested("thinking")
     if switch is not None:
         kind = switch.string("type", 32)
         if kind not in (None, "enabled", "disabled", "adaptive"):
             raise switch.fail("type", "enabled, disabled or adaptive is needed")
         off = kind == "disabled"
-    template = fields.object("chat_template_kwargs")
+    template = fields.nested("chat_template_kwargs")
     if template is not None:
         for name in ("thinking", "enable_thinking"):
             off = not template.boolean(name, True) or off

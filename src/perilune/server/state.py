@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from perilune.config import ModelSpec, read_json
+from perilune.config import EngineConfig, ModelSpec, read_json
 from perilune.errors import ConfigError, NotFoundError
 from perilune.server.limits import Limits
 from perilune.server.replies import unavailable
@@ -35,6 +35,9 @@ class Engine(Protocol):
 
     @property
     def spec(self) -> ModelSpec: ...
+
+    @property
+    def config(self) -> EngineConfig: ...
 
     @property
     def max_model_len(self) -> int: ...

@@ -100,7 +100,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: tuple[ChunkChoice, ...]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,199 @@
+"""A chat client over HTTP, as small as ``perilune chat`` needs it: which model, and one streamed answer.
+
+Speaks to any OpenAI-compatible server. What a server sends is checked before it is used; what is no chat completion
+is a ``PeerError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import httpx
+import msgspec
+
+from perilune.errors import PeerError
+
+T = TypeVar("T")
+
+_CONNECT_S: Final = 5.0
+_DATA: Final = "data: "
+_DONE: Final = "[DONE]"
+
+
+class FunctionDelta(msgspec.Struct, frozen=True):
+    """Part of a call."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(msgspec.Struct, frozen=True):
+    """Part of a call."""
+
+    index: int
+    id: str | None = None
+    function: FunctionDelta = FunctionDelta()
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What one event adds."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    delta: Delta = Delta()
+    finish_reason: str | None = None
+
+
+class _Event(msgspec.Struct, frozen=True):
+    choices: list[_Choice] = []
+    error: dict[str, Any] | None = None
+
+
+class _ModelCard(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _ModelList(msgspec.Struct, frozen=True):
+    data: list[_ModelCard]
+
+
+@dataclass(slots=True)
+class Call:
+    """A whole tool call."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A streamed answer as far as it has come."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+    finish_reason: str = ""
+
+    def add(self, delta: Delta) -> None:
+        """Takes one delta."""
+        self.content += delta.content or ""
+        self.reasoning += delta.reasoning_content or ""
+        for part in delta.tool_calls or ():
+            if part.index not in range(len(self.calls) + 1):
+                raise PeerError(f"the server sent tool call {part.index} after {len(self.calls)} calls")
+            if part.index == len(self.calls):
+                self.calls.append(Call())
+            call = self.calls[part.index]
+            call.id = call.id or part.id or ""
+            call.name = call.name or part.function.name or ""
+            call.arguments += part.function.arguments or ""
+
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of the next request. Reasoning goes back: an open chain of calls needs it."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content or None}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.calls
+            ]
+        return message
+
+
+class ChatClient:
+    """One server, one model.
+
+    Args:
+        url: with or without ``/v1`` at its end.
+
+    Raises:
+        PeerError: nobody answers there, or something that is no such server.
+    """
+
+    def __init__(self, url: str, model: str | None = None) -> None:
+        base = url.rstrip("/").removesuffix("/v1")
+        self.url = base
+        try:
+            self._http = httpx.Client(base_url=base, timeout=httpx.Timeout(None, connect=_CONNECT_S))
+        except (httpx.InvalidURL, ValueError) as error:
+            raise PeerError(f"{url!r} is no URL: {error}", hint="such as http://127.0.0.1:8000") from None
+        self.model = model or self._first_model()
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._http.close()
+
+    def stream(self, messages: list[dict[str, Any]], tools: list[Any], answer: Answer) -> Iterator[Delta]:
+        """Asks, and yields the deltas as they come; ``answer`` grows with them.
+
+        Raises:
+            PeerError: refused, failed half-way, or no chat completion.
+        """
+        body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}
+        if tools:
+            body["tools"] = tools
+        try:
+            with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    response.read()
+                    raise PeerError(f"the server answered {response.status_code}: {_error_text(response.content)}")
+                yield from self._deltas(response.iter_lines(), answer)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+
+    def _deltas(self, lines: Iterator[str], answer: Answer) -> Iterator[Delta]:
+        for line in lines:
+            if not line.startswith(_DATA):
+                continue
+            data = line.removeprefix(_DATA)
+            if data == _DONE:
+                return
+            event = _decode(data.encode(), _Event)
+            if event.error is not None:
+                raise PeerError(f"the answer broke off: {str(event.error.get('message'))[:300]}")
+            for choice in event.choices[:1]:
+                answer.add(choice.delta)
+                answer.finish_reason = choice.finish_reason or answer.finish_reason
+                yield choice.delta
+        raise PeerError("the answer broke off: the stream ended before it was done")
+
+    def _first_model(self) -> str:
+        try:
+            response = self._http.get("/v1/models")
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+        if response.status_code != httpx.codes.OK:
+            raise PeerError(f"{self.url} answered {response.status_code}: {_error_text(response.content)}")
+        models = _decode(response.content, _ModelList).data
+        if not models:
+            raise PeerError(f"{self.url} serves no model")
+        return models[0].id
+
+    def _unreachable(self, error: Exception) -> PeerError:
+        return PeerError(
+            f"{self.url} can't be talked to: {str(error)[:200] or type(error).__name__}",
+            hint="is the server running? `perilune serve` starts one",
+        )
+
+
+def _decode(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PeerError(f"the server's answer is not what its API says: {str(error)[:200]}") from None
+
+
+def _error_text(data: bytes) -> str:
+    try:
+        event = msgspec.json.decode(data, type=_Event)
+    except (msgspec.DecodeError, RecursionError):
+        return data[:200].decode("utf-8", "replace")
+    return str((event.error or {}).get("message"))[:500]

@@ -1,0 +1,154 @@
+"""What ``serve`` and ``chat`` share: their model options, the bundled model, loading with progress, the banner.
+
+Imports nothing heavy: this file is read for every ``--help``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from perilune import __version__
+from perilune.errors import UsageError
+
+if TYPE_CHECKING:
+    from perilune.cli.terminal import LoadView
+    from perilune.server.runner import Load, Loaded
+    from perilune.server.state import Engine, ServerState
+
+BUNDLED: Final = "pico"
+_QUESTION: Final = "What is 12+30?"
+
+
+class Device(StrEnum):
+    """Where the model runs."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(StrEnum):
+    """Type of activations and cache."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+ModelArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[MODEL]", help=f"A model directory in Hugging Face layout.  [default: the bundled {BUNDLED}]"
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(min=1, help="Tokens of prompt and answer together.  [default: what model and memory allow]"),
+]
+DeviceOption = Annotated[Device, typer.Option(help="Where to run.")]
+DtypeOption = Annotated[
+    Dtype | None, typer.Option(help="Of activations and cache.  [default: float32 on cpu, bfloat16 on cuda]")
+]
+ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads of the model.  [default: torch's choice]")]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A model and how to run it, as the command line says."""
+
+    directory: Path | None
+    max_model_len: int | None = None
+    device: Device = Device.CPU
+    dtype: Dtype | None = None
+    threads: int | None = None
+
+    @property
+    def path(self) -> Path:
+        """The model's directory.
+
+        Raises:
+            UsageError: none was given and none is bundled.
+        """
+        return bundled_model() if self.directory is None else self.directory
+
+    @property
+    def name(self) -> str:
+        """What clients call the model when nobody says otherwise."""
+        return BUNDLED if self.directory is None else self.directory.resolve().name or "model"
+
+
+def bundled_model() -> Path:
+    """The directory of the model that comes with the package.
+
+    Raises:
+        UsageError: this build has none.
+    """
+    path = Path(str(resources.files("perilune"))) / "assets" / BUNDLED
+    if not (path / "config.json").is_file():
+        raise UsageError(
+            f"this build has no bundled model {BUNDLED!r}", hint="give a model directory: perilune serve PATH"
+        )
+    return path
+
+
+def loader(choice: ModelChoice, state: ServerState, view: LoadView) -> Load:
+    """The blocking load of a ``Running`` server, in its thread; phases go to ``view``, bytes to ``/ready`` too."""
+    path = choice.path
+
+    def progress(done: int, total: int) -> None:
+        state.progress = (done, total)
+        view.progress(done, total)
+
+    def load() -> Loaded:
+        view.phase("loading the program")
+        from perilune.engine.build import EngineOptions
+        from perilune.engine.client import AsyncEngine
+        from perilune.server.state import read_defaults
+
+        view.phase(f"reading {path / 'config.json'}")
+        options = EngineOptions(
+            max_model_len=choice.max_model_len,
+            device=choice.device.value,
+            dtype=None if choice.dtype is None else choice.dtype.value,
+            threads=choice.threads,
+        )
+        defaults = read_defaults(path)
+        return AsyncEngine.start(path, options, progress), defaults
+
+    return load
+
+
+def banner(view: LoadView, engine: Engine, url: str, state: ServerState) -> None:
+    """What was started and how to use it, in six lines."""
+    spec, config = engine.spec, engine.config
+    _, weight_bytes = state.progress
+    view.close()
+    view.note(f"perilune {__version__} is ready after {view.seconds:.1f} s", style="bold green")
+    view.note(f"  model   {', '.join(state.names)}")
+    view.note(
+        f"  format  {spec.model_type}, {spec.expert_format} experts, {weight_bytes / 1e6:.1f} MB of weights, "
+        f"runs in {config.dtype} on {config.device}"
+    )
+    view.note(
+        f"  cache   {config.max_model_len * config.max_num_seqs} tokens: "
+        f"{config.max_num_seqs} request at a time, prompt and answer up to {config.max_model_len} tokens"
+    )
+    view.note(f"  URL     {url}/v1")
+    view.note(f"  try     {curl_line(url, state.names[0])}")
+
+
+def curl_line(url: str, name: str) -> str:
+    """A shell command that streams an answer."""
+    request = {"model": name, "stream": True, "messages": [{"role": "user", "content": _QUESTION}]}
+    body = json.dumps(request, separators=(",", ":"), ensure_ascii=False)
+    return f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d {_quoted(body)}"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"

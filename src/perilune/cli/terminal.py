@@ -1,0 +1,101 @@
+"""What people see: errors, notes, progress of loading. Data goes to stdout, all of this to stderr.
+
+Everything reads well without colour and without a terminal: NO_COLOR is respected (by rich), and where stderr is no
+terminal, progress is a few plain lines.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from perilune.errors import PeriluneError
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that prints text as it is: no markup, no guesses at what deserves colour."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=True, emoji=False)
+
+
+def print_error(error: PeriluneError) -> None:
+    """``error:`` what is wrong, ``hint:`` what to do."""
+    show_error(error.message, error.hint)
+
+
+def show_error(message: str, hint: str = "") -> None:
+    """The only printer of errors."""
+    err = console(stderr=True)
+    err.print("error:", style="bold red", end=" ")
+    err.print(message)
+    if hint:
+        err.print("hint:", style="bold cyan", end=" ")
+        err.print(hint)
+
+
+class LoadView:
+    """The phases of a start: a bar on a terminal, else a line for each phase and each quarter of the weights.
+
+    ``progress`` may be called from any thread.
+    """
+
+    _STEPS = 4
+
+    def __init__(self) -> None:
+        self._console = console(stderr=True)
+        self._started = time.monotonic()
+        self._told = 0
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._started
+
+    def phase(self, name: str) -> None:
+        """A new phase begins."""
+        self.close()
+        self._console.print(f"{self.seconds:6.1f} s  {name}", style="dim")
+
+    def progress(self, done: int, total: int) -> None:
+        """``done`` of ``total`` bytes of weights are loaded."""
+        if self._console.is_terminal:
+            self._advance_bar(done, total)
+            return
+        step = self._STEPS * done // max(total, 1)
+        if step > self._told:
+            self._told = step
+            self.phase(f"weights {done / 1e6:.1f} of {total / 1e6:.1f} MB")
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = self._task = None
+
+    def note(self, text: str, style: str | None = None) -> None:
+        """A line of its own."""
+        self.close()
+        self._console.print(text, style=style)
+
+    def _advance_bar(self, done: int, total: int) -> None:
+        if self._bar is None or self._task is None:
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("weights", total=total)
+            self._bar.start()
+        self._bar.update(self._task, completed=done, total=total)
+
+
+def stdin_is_terminal() -> bool:
+    """Whether a person types."""
+    return sys.stdin.isatty()
