@@ -189,7 +189,7 @@ class ModelSpec:
     @property
     def softmax_scale(self) -> float:
         """``qk_head_dim**-0.5 · m²`` (K2: 0.1446796)."""
-        return self.qk_head_dim**-0.5 * self.rope.softmax_mscale**2
+        return self.rope.softmax_mscale**2 / math.sqrt(self.qk_head_dim)
 
     @property
     def expert_format(self) -> WeightFormat:
@@ -218,7 +218,9 @@ class ModelSpec:
             raise f.fail("rope_interleave", "only true (rotation of neighbouring pairs) is implemented")
         heads = f.integer("num_attention_heads", high=4096)
         if data.get("num_key_value_heads") not in (None, heads):
-            raise f.fail("num_key_value_heads", f"MLA shares one latent, so it must equal num_attention_heads ({heads})")
+            raise f.fail(
+                "num_key_value_heads", f"MLA shares one latent, so it must equal num_attention_heads ({heads})"
+            )
         q_lora = None if data.get("q_lora_rank") is None else f.integer("q_lora_rank")
         rope_dim = f.integer("qk_rope_head_dim", low=2)
         if rope_dim % 2:
@@ -375,7 +377,7 @@ class EngineConfig:
         block_size: tokens of one cache block.
         device: ``cpu`` or ``cuda``.
         dtype: of activations and cache; ``float64`` is the oracle's.
-        attention: form of MLA. ``absorbed`` attends over latents, ``decompressed`` over the keys and values made from them.
+        attention: form of MLA: ``absorbed`` attends over latents, ``decompressed`` over keys and values made of them.
     """
 
     max_model_len: int

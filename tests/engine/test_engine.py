@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,9 +27,9 @@ def build(tiny_model: Path) -> Build:
     return lambda options: build_engine(tiny_model, options)
 
 
-def request(prompt: tuple[int, ...] = PROMPT, request_id: str = "r", **sampling: object) -> Request:
-    fields: dict[str, object] = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, **sampling}
-    return Request(id=request_id, prompt=prompt, sampling=SamplingParams(**fields))  # type: ignore[arg-type]
+def request(prompt: tuple[int, ...] = PROMPT, request_id: str = "r", **sampling: Any) -> Request:
+    fields: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, **sampling}
+    return Request(id=request_id, prompt=prompt, sampling=SamplingParams(**fields))
 
 
 def run(engine: Engine, *requests: Request) -> dict[str, list[TokenOut]]:
@@ -49,7 +50,8 @@ def tokens(news: list[TokenOut]) -> list[int]:
 def test_same_tokens_in_every_chunk_size_block_size_and_form(build: Build) -> None:
     """Float64, so that the order of sums decides nothing; greedy and seeded."""
     wide = replace(SMALL, dtype="float64")
-    for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 42, "top_p": 0.95, "top_k": 50, "min_p": 0.01}):
+    greedy: dict[str, Any] = {"temperature": 0.0}
+    for sampling in (greedy, {"temperature": 1.0, "seed": 42, "top_p": 0.95, "top_k": 50, "min_p": 0.01}):
         expected = tokens(run(build(wide), request(**sampling))["r"])
         assert len(expected) == 12
         for options in (
@@ -103,7 +105,7 @@ def test_the_models_end_marker_ends_unless_ignored(build: Build, tiny_model: Pat
     engine = build(SMALL)
     end = engine.tokenizer.special("<|im_end|>")
     everything_else = tuple(i for i in range(engine.worker.network.spec.vocab_size) if i != end)
-    only_end = {"banned_ids": everything_else, "max_tokens": 3}
+    only_end: dict[str, Any] = {"banned_ids": everything_else, "max_tokens": 3}
     news = run(engine, request(ignore_eos=False, **only_end))["r"]
     assert (tokens(news), news[-1].finish, news[-1].completion_tokens) == ([], FinishReason.STOP, 1)
     news = run(engine, request(ignore_eos=True, **only_end))["r"]
@@ -115,7 +117,7 @@ def test_a_stop_string_ends_over_token_borders_and_is_not_told(build: Build) -> 
     engine = build(SMALL)
     letters = {engine.tokenizer.encode(letter)[0]: letter for letter in "ab"}
     others = tuple(i for i in range(engine.worker.network.spec.vocab_size) if i not in letters)
-    free = {"banned_ids": others, "max_tokens": 40, "temperature": 1.0, "seed": 1}
+    free: dict[str, Any] = {"banned_ids": others, "max_tokens": 40, "temperature": 1.0, "seed": 1}
     text = "".join(letters[token] for token in tokens(run(engine, request(**free))["r"]))
     stop = text[20:26]
     news = run(engine, request(**free, stop=("zz", stop)))["r"]

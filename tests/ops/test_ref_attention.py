@@ -84,9 +84,7 @@ def test_a_row_without_context_gives_zero_and_minus_infinity() -> None:
 def test_merge_drops_parts_that_saw_nothing(empty_lse: float) -> None:
     """vllm#26042: an empty context reported +inf and won."""
     junk = torch.full((1, 1, 2), 123.0)
-    out, lse = OPS.merge(
-        [junk, torch.tensor([[[1.0, 2.0]]])], [torch.tensor([[empty_lse]]), torch.tensor([[0.5]])]
-    )
+    out, lse = OPS.merge([junk, torch.tensor([[[1.0, 2.0]]])], [torch.tensor([[empty_lse]]), torch.tensor([[0.5]])])
     assert out.tolist() == [[[1.0, 2.0]]]
     assert lse.tolist() == [[0.5]]
     out, lse = OPS.merge([junk, junk], [torch.tensor([[empty_lse]])] * 2)
@@ -130,7 +128,11 @@ def test_moe_is_the_weighted_sum_of_the_chosen_experts() -> None:
     x, weights = random(7, 5, seed=1), random(7, 2, seed=2).abs()
     ids = torch.tensor([[0, 1], [1, 0], [3, 1], [2, 3], [0, 2], [1, 3], [3, 0]])
     expected = torch.stack(
-        [sum(weights[t, k] * OPS.gated_mlp(x[t : t + 1], experts[ids[t, k]])[0] for k in range(2)) for t in range(7)]
+        [
+            weights[t, 0] * OPS.gated_mlp(x[t : t + 1], experts[ids[t, 0]])[0]
+            + weights[t, 1] * OPS.gated_mlp(x[t : t + 1], experts[ids[t, 1]])[0]
+            for t in range(7)
+        ]
     )
     torch.testing.assert_close(OPS.moe(x, ids, weights, experts), expected, rtol=1e-12, atol=1e-12)
     assert OPS.moe(x[:0], ids[:0], weights[:0], experts).shape == (0, 5)

@@ -89,4 +89,6 @@ def _check_options(options: EngineOptions) -> None:
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {value}, at least 1 is needed")
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device is cuda, but torch finds no CUDA device", hint="use --device cpu, or a CUDA build of torch")
+        raise UsageError(
+            "--device is cuda, but torch finds no CUDA device", hint="use --device cpu, or a CUDA build of torch"
+        )

@@ -87,6 +87,7 @@ def check_request(request: Request, max_model_len: int, vocab_size: int) -> None
         raise RequestError(f"max_tokens is {limit}, at least 1 is needed", param="max_tokens")
     if len(prompt) + limit > max_model_len:
         raise ContextLengthError(
-            f"the prompt has {len(prompt)} tokens and max_tokens is {limit}, together over the context of {max_model_len}",
+            f"the prompt has {len(prompt)} tokens and max_tokens is {limit}, together over the context of "
+            f"{max_model_len}",
             hint="shorten the prompt or lower max_tokens",
         )

@@ -47,7 +47,9 @@ def apply_plan(plan: StepPlan, slots: dict[int, Slot]) -> None:
     for delta in plan.blocks:
         blocks = slots[delta.slot].blocks
         if delta.first != len(blocks):
-            raise EngineError(f"step {plan.step}: blocks of slot {delta.slot} start at {delta.first}, not {len(blocks)}")
+            raise EngineError(
+                f"step {plan.step}: blocks of slot {delta.slot} start at {delta.first}, not {len(blocks)}"
+            )
         blocks.extend(delta.blocks)
 
 
@@ -56,7 +58,9 @@ def build_inputs(plan: StepPlan, slots: dict[int, Slot], block_size: int, device
     ids: list[int] = []
     positions: list[int] = []
     cache_slots: list[int] = []
-    row_starts, wanted, sampled_rows = [0], [], []
+    wanted: list[int] = []
+    row_starts = [0]
+    sampled_rows: list[tuple[int, int]] = []
     for index, row in enumerate(plan.rows):
         slot = slots[row.slot]
         span = range(row.start, row.start + len(row.tokens))

@@ -47,7 +47,9 @@ def choose_context(spec: ModelSpec, asked: int | None, block_size: int, dtype: t
     if asked is None:
         fitting = int(free * CACHE_SHARE) // per_block * block_size
         if fitting < block_size:
-            raise CapacityError(f"{free / 1e9:.2f} GB of memory are free, too little for one cache block ({per_block} B)")
+            raise CapacityError(
+                f"{free / 1e9:.2f} GB of memory are free, too little for one cache block ({per_block} B)"
+            )
         return min(spec.max_position, fitting)
     if blocks_for(asked, block_size) * per_block > free:
         needed = blocks_for(asked, block_size) * per_block

@@ -69,4 +69,4 @@ def attention(
 def _queries(x: Tensor, weights: MLAWeights, spec: ModelSpec, ops: Ops) -> Tensor:
     if weights.q_a is not None and weights.q_a_norm is not None:
         x = ops.rms_norm(ops.linear(x, weights.q_a), weights.q_a_norm, spec.latent_norm_eps)
-    return ops.linear(x, weights.q_b).unflatten(-1, (spec.num_heads, spec.qk_head_dim))
+    return ops.linear(x, weights.q_b).view(-1, spec.num_heads, spec.qk_head_dim)

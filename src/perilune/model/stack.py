@@ -24,7 +24,7 @@ class Stack(Protocol):
     """A run of decoder layers."""
 
     def run(self, x: Tensor, first: int, last: int, batch: Batch, kv: Tensor) -> Tensor:
-        """Takes ``x`` [T, h] through layers ``first … last - 1``, writing their cache ``kv`` [layers, blocks, bs, D]."""
+        """Takes ``x`` [T, h] through layers ``first … last - 1``, writing ``kv`` [layers, blocks, bs, D]."""
         ...
 
 
@@ -43,9 +43,7 @@ class RefStack:
             x = self._layer(x, self.layers[index], batch, kv[index], rotary)
         return x
 
-    def _layer(
-        self, x: Tensor, layer: LayerWeights, batch: Batch, kv: Tensor, rotary: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def _layer(self, x: Tensor, layer: LayerWeights, batch: Batch, kv: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         spec, ops = self.context.spec, self.context.ops
         normed = ops.rms_norm(x, layer.attn_norm, spec.rms_norm_eps)
         x = x + attention(normed, layer.attn, kv, batch, rotary, self.context)

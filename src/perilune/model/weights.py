@@ -86,7 +86,9 @@ def _take_layer(spec: ModelSpec, source: WeightSource, index: int, dtype: torch.
         attn_norm=source.vector(f"{prefix}.input_layernorm.weight"),
         attn=_take_attention(spec, source, f"{prefix}.self_attn", dtype),
         ffn_norm=source.vector(f"{prefix}.post_attention_layernorm.weight"),
-        ffn=_take_moe(spec, source, f"{prefix}.mlp") if spec.is_moe_layer(index) else _take_mlp(source, f"{prefix}.mlp"),
+        ffn=_take_moe(spec, source, f"{prefix}.mlp")
+        if spec.is_moe_layer(index)
+        else _take_mlp(source, f"{prefix}.mlp"),
     )
 
 

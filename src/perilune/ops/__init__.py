@@ -53,7 +53,7 @@ class RouterSpec:
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """``down(silu(gate(x)) · up(x))``: gate and up [I, h], down [h, I]. Dense layers, shared and routed experts alike."""
+    """``down(silu(gate(x)) · up(x))``: gate and up [I, h], down [h, I]. Dense, shared and routed alike."""
 
     gate: Weight
     up: Weight

@@ -1,9 +1,9 @@
 """Token-budget scheduling: there are no prefill and decode phases, only tokens still to be computed.
 
-Every step hands out ``max_batched_tokens``: running requests first, then waiting ones in order of arrival. A prompt longer
-than what is left of the budget runs in chunks. A request gets the blocks for its longest possible length when it is
-admitted, so a running request never waits for memory. Torch-free: ``plan`` and ``commit`` exchange plain data with the
-worker, and the scheduler never sees a tensor.
+Every step hands out ``max_batched_tokens``: running requests first, then waiting ones in order of arrival. A prompt
+longer than what is left of the budget runs in chunks. A request gets the blocks for its longest possible length when
+it is admitted, so a running request never waits for memory. Torch-free: ``plan`` and ``commit`` exchange plain data
+with the worker, and the scheduler never sees a tensor.
 """
 
 from __future__ import annotations
@@ -61,14 +61,11 @@ class Scheduler:
             if budget > 0:
                 rows.append(self._row(state, budget))
                 budget -= len(rows[-1].tokens)
-        while budget > 0 and (state := self._admit()) is not None:
-            opens.append(
-                SlotOpen(
-                    slot=state.slot, request_id=state.request.id, sampling=state.request.sampling, seed=state.seed
-                )
-            )
-            blocks.append(BlockDelta(slot=state.slot, first=0, blocks=state.blocks))
-            rows.append(self._row(state, budget))
+        while budget > 0 and (new := self._admit()) is not None:
+            request = new.request
+            opens.append(SlotOpen(slot=new.slot, request_id=request.id, sampling=request.sampling, seed=new.seed))
+            blocks.append(BlockDelta(slot=new.slot, first=0, blocks=new.blocks))
+            rows.append(self._row(new, budget))
             budget -= len(rows[-1].tokens)
         if not rows:
             return None
