@@ -58,7 +58,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class SlotOpen(msgspec.Struct, frozen=True, kw_only=True):
     """From this step on ``slot`` belongs to a new request. ``seed`` is concrete.
 
-    ``prompt`` is filled only where sampling needs it (penalties, prompt logprobs): the ids to run come in the rows.
+    ``prompt`` and ``generated`` (ids from before a preemption) are filled only where sampling needs them (penalties):
+    the ids to run come in the rows.
     """
 
     slot: int
@@ -66,6 +67,7 @@ class SlotOpen(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     seed: int
     prompt: tuple[int, ...] = ()
+    generated: tuple[int, ...] = ()
 
 
 class BlockDelta(msgspec.Struct, frozen=True, kw_only=True):

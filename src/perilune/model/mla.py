@@ -57,9 +57,9 @@ def attention(
     ops.kv_write(kv, latent, ops.rope(k_rope, *rotary), batch.slots)
 
     if context.form == "absorbed":
-        q_latent = torch.einsum("thn,hnl->thl", q_nope, weights.w_uk)
+        q_latent = ops.head_linear(q_nope, weights.w_uk.transpose(1, 2))
         mixed, _ = ops.mla_absorbed(q_latent, q_rope, kv, batch, spec.softmax_scale)
-        heads = torch.einsum("thl,hvl->thv", mixed, weights.w_uv)  # [T, H, V]
+        heads = ops.head_linear(mixed, weights.w_uv)  # [T, H, V]
     else:
         q = torch.cat((q_nope, q_rope), dim=-1)
         heads, _ = ops.mla_decompressed(q, kv, weights.w_uk, weights.w_uv, batch, spec.softmax_scale)

@@ -1,9 +1,8 @@
-"""Rotary angles, plain and YaRN. Owns frequencies and tables; the rotation itself is an op.
+"""Rotary frequencies, plain and YaRN. Tables and the rotation itself are ops.
 
 YaRN (Peng et al., 2023, arXiv 2309.00071) as DeepSeek-V3 uses it: frequencies that turn fewer than ``beta_slow`` times
 within the original context are divided by ``factor``, those that turn more than ``beta_fast`` times stay, in between
-runs a linear ramp over the index of the pair. Angles are formed in float64 and rounded once, after cos and sin, so
-that position 250,000 is as exact as position 1.
+runs a linear ramp over the index of the pair.
 """
 
 from __future__ import annotations
@@ -33,9 +32,3 @@ def inverse_frequencies(spec: RopeSpec, device: str = "cpu") -> Tensor:
 def _pair_of_turns(spec: RopeSpec, turns: float) -> float:
     """Index of the pair that turns ``turns`` times within the original context (a real number)."""
     return spec.dim * math.log(spec.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(spec.theta))
-
-
-def cos_sin(positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, P/2] for int64 ``positions`` [T]; ``scale`` multiplies both (1 for K2)."""
-    angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
-    return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 from perilune.config import ModelSpec
 from perilune.model.mla import AttentionContext, AttentionForm, attention
 from perilune.model.moe import mixture, router_spec
-from perilune.model.rope import cos_sin, inverse_frequencies
+from perilune.model.rope import inverse_frequencies
 from perilune.model.weights import LayerWeights, ModelWeights, MoEWeights
 from perilune.ops import Batch, Ops, RouterSpec
 
@@ -38,7 +38,8 @@ class RefStack:
     router: RouterSpec
 
     def run(self, x: Tensor, first: int, last: int, batch: Batch, kv: Tensor) -> Tensor:
-        rotary = cos_sin(batch.positions, self.frequencies, self.context.spec.rope.cos_sin_scale, x.dtype)
+        scale = self.context.spec.rope.cos_sin_scale
+        rotary = self.context.ops.rotary(batch.positions, self.frequencies, scale, x.dtype)
         for index in range(first, last):
             x = self._layer(x, self.layers[index], batch, kv[index], rotary)
         return x

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from perilune.quant.tensors import Weight
@@ -71,8 +72,19 @@ class Ops(Protocol):
         """[T, in] times ``weight`` [out, in] transposed → [T, out]."""
         ...
 
+    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """A projection of its own for each head: [T, H, in] with ``weight`` [H, out, in] → [T, H, out]."""
+        ...
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm over the last dimension: normalised, rounded to x's dtype, then times ``weight``."""
+        ...
+
+    def rotary(self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, P/2] of ``positions`` [T] times ``frequencies`` [P/2] (float64), times ``scale``.
+
+        Angles are formed in float64 and rounded once, after cos and sin.
+        """
         ...
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

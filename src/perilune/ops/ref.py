@@ -32,10 +32,17 @@ class RefOps:
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         return functional.linear(x, weight.dequantize(x.dtype))
 
+    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.einsum("thi,hoi->tho", x, weight)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.to(accumulate_dtype(x.dtype))
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         return weight * normed.to(x.dtype)
+
+    def rotary(self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
+        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         shape = (x.shape[0], *([1] * (x.dim() - 2)), cos.shape[-1])
@@ -106,7 +113,10 @@ class RefOps:
         for expert in ids.unique().tolist():
             token, place = (ids == expert).nonzero(as_tuple=True)
             parts[token, place] = self.gated_mlp(x[token], experts[expert]).to(wide)
-        return (parts * weights.to(wide).unsqueeze(-1)).sum(1).to(x.dtype)
+        total = torch.zeros_like(x, dtype=wide)
+        for place in range(ids.shape[1]):
+            total += parts[:, place] * weights[:, place, None].to(wide)
+        return total.to(x.dtype)
 
 
 def _best(scores: Tensor, count: int) -> Tensor:
