@@ -46,12 +46,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to continue. ``cache_salt`` separates tenants in the prefix cache; lower ``priority`` runs first."""
+    """One sequence to continue.
+
+    ``tenant`` is who pays: fair scheduling shares out by it. ``cache_salt`` separates prefix caches. Lower ``priority``
+    runs first, where the policy looks at it.
+    """
 
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     priority: int = 0
+    tenant: str = ""
     cache_salt: str = ""
 
 
@@ -166,7 +171,8 @@ class TokenOut(msgspec.Struct, frozen=True, kw_only=True):
     """News of one request, in order. Ids that might begin a stop string are held back until that is certain.
 
     ``tail``: bytes of text that come after ``tokens`` and before a matched stop string, when the match begins inside a
-    token. ``completion_tokens`` counts every id generated so far, held-back and stop ids included. ``finish`` is set
+    token. ``completion_tokens`` counts every id generated so far, held-back and stop ids included;
+    ``cached_tokens`` those of the prompt that the prefix cache held when the request first ran. ``finish`` is set
     exactly once, on the last message; ``error`` says why when it is ``error``.
     """
 
@@ -174,5 +180,6 @@ class TokenOut(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...] = ()
     tail: bytes = b""
     completion_tokens: int = 0
+    cached_tokens: int = 0
     finish: FinishReason | None = None
     error: str = ""

@@ -7,6 +7,7 @@ knows nothing of HTTP, threads or processes.
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Collection
 
 from perilune.config import EngineConfig
@@ -15,7 +16,7 @@ from perilune.errors import ContextLengthError, RequestError
 from perilune.sched.scheduler import Scheduler
 from perilune.sched.state import RequestState
 from perilune.text.tokenizer import Tokenizer
-from perilune.types import FinishReason, Request, TokenOut
+from perilune.types import FinishReason, Request, StepResult, TokenOut
 
 _STOP_MARKERS = ("<|im_end|>", "[EOS]", "[EOT]")
 
@@ -34,11 +35,13 @@ class Engine:
         self.config = config
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(config, num_blocks)
+        self._results: deque[StepResult] = deque()
         self._eos_ids = eos_ids(tokenizer, worker.network.spec.eos_token_ids)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.num_running + self.scheduler.num_waiting > 0
+        """Something to plan or to commit."""
+        return self.scheduler.num_running + self.scheduler.num_waiting + len(self._results) > 0
 
     def add(self, request: Request) -> None:
         """Queues a request.
@@ -49,19 +52,21 @@ class Engine:
         check_request(request, self.config.max_model_len, self.worker.network.spec.vocab_size)
         seed = request.sampling.seed
         seed = secrets.randbits(64) if seed is None else seed
-        self.scheduler.add(RequestState(request, seed, self.tokenizer, self._eos_ids))
+        chain = self.scheduler.chain(request.cache_salt)
+        self.scheduler.add(RequestState(request, seed, chain, self.tokenizer, self._eos_ids))
 
     def abort(self, request_id: str) -> TokenOut | None:
         """Ends a request; its cache is free for the next plan."""
         return self.scheduler.abort(request_id)
 
     def step(self) -> list[TokenOut]:
-        """Plans, runs and commits one step. Empty when there was nothing to do or nothing certain to tell."""
-        plan = self.scheduler.plan()
-        if plan is None:
+        """Fills the steps in flight, then commits the oldest. Empty when there was nothing certain to tell."""
+        while len(self._results) < self.config.depth and (plan := self.scheduler.plan()) is not None:
+            self._results.append(self.worker.run(plan))
+        if not self._results:
             return []
-        result = self.worker.run(plan)
-        return [out for out in self.scheduler.commit(plan, result) if out.tokens or out.tail or out.finish]
+        news = self.scheduler.commit(self._results.popleft())
+        return [out for out in news if out.tokens or out.tail or out.finish]
 
     def end_all(self, error: str) -> list[TokenOut]:
         """Ends every request with an error: the last thing an engine does that can't go on."""

@@ -19,7 +19,7 @@ class Slot:
     sampling: SamplingParams
     seed: int
     blocks: list[int] = field(default_factory=list)
-    last_sampled: int = -1
+    last_sampled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

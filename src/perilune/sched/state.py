@@ -7,28 +7,41 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from perilune.kv.prefix import BlockChain
 from perilune.text.stop import StopMatcher
 from perilune.text.tokenizer import Tokenizer
 from perilune.types import FinishReason, Request, TokenOut
 
 
 class RequestState:
-    """Mutable state of one admitted request; the scheduler owns it.
+    """Mutable state of one request; the scheduler owns it.
 
     Attributes:
+        arrival: place in the order of arrival.
         tokens: prompt and generated ids.
-        computed: tokens whose latents are in the cache, or will be once the planned step has run.
+        planned: tokens whose latents are in the cache, or will be once the steps in flight have run.
+        computed: tokens whose latents are in the cache for certain.
+        chain: names of the blocks.
+        pending: samples that steps in flight will add to ``tokens``.
         slot: the worker's slot, or -1 while waiting.
-        blocks: cache blocks, in order of position.
+        blocks: cache blocks, in order of position; the first ``published`` of them can be hit by others.
+        cached_tokens: prompt tokens that the prefix cache held at the first admission, or -1 before it.
     """
 
-    def __init__(self, request: Request, seed: int, tokenizer: Tokenizer, eos_ids: Collection[int]) -> None:
+    def __init__(
+        self, request: Request, seed: int, chain: BlockChain, tokenizer: Tokenizer, eos_ids: Collection[int]
+    ) -> None:
         self.request = request
         self.seed = seed
+        self.arrival = 0
         self.tokens = list(request.prompt)
-        self.computed = 0
+        self.planned = self.computed = self.pending = 0
         self.slot = -1
-        self.blocks: tuple[int, ...] = ()
+        self.blocks: list[int] = []
+        self.published = 0
+        self.chain = chain
+        self.cached_tokens = -1
+        self.preemptions = 0
         self.finish: FinishReason | None = None
         self._stop_ids = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
@@ -40,9 +53,19 @@ class RequestState:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
-    def max_tokens(self) -> int:
+    def num_known(self) -> int:
+        """Tokens there are or will be once the steps in flight have run."""
+        return len(self.tokens) + self.pending
+
+    @property
+    def max_length(self) -> int:
         """The longest that this request can become, prompt included."""
         return len(self.request.prompt) + self.request.sampling.max_tokens
+
+    @property
+    def ends_with_pending(self) -> bool:
+        """The sample that is on its way will be the last: there is nothing more to run."""
+        return self.pending > 0 and self.num_known >= self.max_length
 
     def append(self, token: int) -> TokenOut:
         """Takes a sampled id; returns what is now certain. Sets ``finish`` when it was the last one."""
@@ -54,7 +77,7 @@ class RequestState:
         if step.matched is not None:
             self.finish = FinishReason.STOP
             return self._out(step.tokens, step.tail)
-        if self.num_generated >= self.request.sampling.max_tokens:
+        if len(self.tokens) >= self.max_length:
             self.finish = FinishReason.LENGTH
             return self._out(step.tokens + self._matcher.flush())
         return self._out(step.tokens)
@@ -70,6 +93,7 @@ class RequestState:
             tokens=tokens,
             tail=tail,
             completion_tokens=self.num_generated,
+            cached_tokens=max(self.cached_tokens, 0),
             finish=self.finish,
             error=error,
         )
