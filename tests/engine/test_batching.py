@@ -19,9 +19,10 @@ from torch import Tensor
 from perilune.engine.build import EngineOptions, build_engine
 from perilune.engine.engine import Engine
 from perilune.engine.worker import Worker
-from perilune.types import FinishReason, Request, RowPlan, RowResult, SamplingParams
+from perilune.types import FinishReason, Request, RowPlan, RowResult, SamplingParams, TokenLogprobs, TokenOut
 
-BASE = EngineOptions(max_model_len=96, max_num_seqs=6, block_size=4)
+BLOCK = 4
+BASE = EngineOptions(max_model_len=96, max_num_seqs=6, block_size=BLOCK)
 PREFIX = tuple(b"Tides of the Moon: ")
 PROMPTS = [PREFIX + tuple(b"Brest"), PREFIX + tuple(b"Brest"), PREFIX[:9], (65,), PREFIX + tuple(b"Cork, day " * 4)]
 
@@ -118,14 +119,50 @@ def test_a_conversation_hits_the_cache_of_its_last_turn(tiny_model: Path) -> Non
     first = requests(greedy=True)[0]
     answer = run(engine, [first])["0"]
     turn = Request(id="t", prompt=first.prompt + tuple(answer) + (66, 67), sampling=first.sampling)
-    engine.add(turn)
-    news = []
-    while engine.has_work:
-        news += engine.step()
     computed = len(first.prompt) + len(answer) - 1
-    assert news[-1].cached_tokens == computed // BASE.block_size * BASE.block_size  # type: ignore[operator]
+    assert told(engine, [turn])["t"][-1].cached_tokens == computed // BLOCK * BLOCK
     other = Request(id="o", prompt=turn.prompt, sampling=first.sampling, cache_salt="another tenant")
-    engine.add(other)
+    assert told(engine, [other])["o"][-1].cached_tokens == 0
+
+
+def told(engine: Engine, wanted: list[Request]) -> dict[str, list[TokenOut]]:
+    news: dict[str, list[TokenOut]] = {request.id: [] for request in wanted}
+    for request in wanted:
+        engine.add(request)
     while engine.has_work:
-        news += engine.step()
-    assert news[-1].cached_tokens == 0
+        for out in engine.step():
+            news[out.request_id].append(out)
+    return news
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_penalties_and_logprobs_survive_preemption_chunks_and_hits(tiny_model: Path, variant: dict[str, Any]) -> None:
+    wishes = [
+        {"frequency_penalty": 1.5, "logprobs": 3},
+        {"repetition_penalty": 1.8, "logprobs": 0, "prompt_logprobs": 2},
+        {"presence_penalty": 2.0, "min_tokens": 5, "ignore_eos": False, "logprobs": 1},
+    ]
+    wanted = [
+        Request(id=str(i), prompt=PREFIX, sampling=SamplingParams(max_tokens=24, temperature=0.0, **wish))  # type: ignore[arg-type]
+        for i, wish in enumerate(wishes)
+    ]
+    options = replace(BASE, dtype="float64")
+    expected: dict[str, list[TokenOut]] = {}
+    for request in wanted:
+        expected |= told(build_engine(tiny_model, replace(options, prefix_cache=False)), [request])
+    found = told(build_engine(tiny_model, replace(options, **variant)), wanted)
+    for request in wanted:
+        for field in ("tokens", "logprobs", "prompt_logprobs"):
+            ours = [item for out in found[request.id] for item in getattr(out, field)]
+            alone = [item for out in expected[request.id] for item in getattr(out, field)]
+            assert len(ours) == len(alone)
+            for a, b in zip(ours, alone, strict=True):
+                if isinstance(a, TokenLogprobs):
+                    assert a.top_ids == b.top_ids
+                    assert (a.chosen, *a.top) == pytest.approx((b.chosen, *b.top), abs=1e-9)
+                else:
+                    assert a == b
+        assert len([lp for out in found[request.id] for lp in out.logprobs]) == 24
+    scores = [score for out in found["1"] for score in out.prompt_logprobs]
+    assert len(scores) == len(PREFIX) - 1
+    assert all(len(score.top) == 2 and score.chosen <= score.top[0] for score in scores)

@@ -42,7 +42,7 @@ def test_partitions_do_not_collide() -> None:
 def test_names_do_not_depend_on_the_process() -> None:
     script = "from perilune.kv.prefix import *; print(block_hash(root_hash('m', 's'), [1, 2, 3]).hex())"
     names = {
-        subprocess.run(  # noqa: S603
+        subprocess.run(
             [sys.executable, "-c", script],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
             capture_output=True,

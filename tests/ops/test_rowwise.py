@@ -27,7 +27,9 @@ def test_a_token_alone_has_the_bits_it_has_in_a_batch(dtype: torch.dtype) -> Non
     heads = random(TOKENS, HEADS, 9, seed=3, dtype=dtype)
     per_head = random(HEADS, 7, 9, seed=4, dtype=dtype)
     experts = [
-        GatedMLP(*(Dense(random(a, b, seed=10 * e, dtype=dtype)) for a, b in ((13, HIDDEN), (13, HIDDEN), (HIDDEN, 13))))
+        GatedMLP(
+            *(Dense(random(a, b, seed=10 * e, dtype=dtype)) for a, b in ((13, HIDDEN), (13, HIDDEN), (HIDDEN, 13)))
+        )
         for e in range(5)
     ]
     router, bias = random(5, HIDDEN, seed=5, dtype=dtype), random(5, seed=6, dtype=dtype)

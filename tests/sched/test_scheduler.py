@@ -138,7 +138,7 @@ def test_every_request_gives_what_it_gives_alone_and_everything_comes_back(
         # Few different prompts, so that prefixes are shared.
         Request(
             id=str(i),
-            prompt=tuple(20 + (p * p) % 7 for p in range(length - 1)) + (kind,),
+            prompt=(*(20 + (p * p) % 7 for p in range(length - 1)), kind),
             sampling=SamplingParams(max_tokens=limit),
             priority=kind,
             tenant=str(tenant),
@@ -269,9 +269,7 @@ def test_priority_decides_who_is_admitted_and_who_gives_way(tokenizer: Tokenizer
 
 
 @given(heavy=st.integers(10, 40), limit=st.integers(1, 10), seqs=st.integers(1, 3))
-def test_a_light_tenant_does_not_wait_for_a_greedy_one(
-    tokenizer: Tokenizer, heavy: int, limit: int, seqs: int
-) -> None:
+def test_a_light_tenant_does_not_wait_for_a_greedy_one(tokenizer: Tokenizer, heavy: int, limit: int, seqs: int) -> None:
     """The virtual token counter's bound: while both wait, service differs by at most 2 · max(w·input, w·running)."""
     config = EngineConfig(
         max_model_len=64, max_batched_tokens=16, max_num_seqs=seqs, block_size=SIZE, policy="fair", prefix_cache=False

@@ -66,7 +66,7 @@ class Engine:
         if not self._results:
             return []
         news = self.scheduler.commit(self._results.popleft())
-        return [out for out in news if out.tokens or out.tail or out.finish]
+        return [out for out in news if out.tokens or out.tail or out.finish or out.prompt_logprobs]
 
     def end_all(self, error: str) -> list[TokenOut]:
         """Ends every request with an error: the last thing an engine does that can't go on."""

@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from perilune.config import EngineConfig
 from perilune.kv.blocks import BlockPool, blocks_for
 from perilune.kv.prefix import BlockChain, root_hash
@@ -185,9 +187,7 @@ class Scheduler:
         while draft.budget > 0 and self._free_slots and (state := self.queue.peek()) is not None:
             if state.pending or not self._admit(state):
                 return
-            sampling = state.request.sampling
-            opened = SlotOpen(slot=state.slot, request_id=state.request.id, sampling=sampling, seed=state.seed)
-            draft.opens.append(opened)
+            draft.opens.append(_slot_open(state))
             draft.blocks.append(BlockDelta(slot=state.slot, first=0, blocks=tuple(state.blocks)))
             count = min(state.num_known - state.planned, draft.budget)
             self._grow(state, state.planned + count, draft)
@@ -216,7 +216,7 @@ class Scheduler:
 
     def _cached_blocks(self, state: RequestState) -> list[int]:
         """Cached blocks of the request's beginning; at least its last token is left to be computed."""
-        if not self.config.prefix_cache:
+        if not self.config.prefix_cache or state.request.sampling.prompt_logprobs is not None:
             return []
         state.chain.extend(state.tokens)
         most = (len(state.tokens) - 1) // self.config.block_size
@@ -237,7 +237,11 @@ class Scheduler:
         known = state.tokens[state.planned : state.planned + count]
         tokens = (*known, *([LAST_SAMPLED] * (count - len(known))))
         complete = state.planned + count == state.num_known
-        draft.rows.append(RowPlan(slot=state.slot, start=state.planned, tokens=tokens, sample=complete))
+        scored: tuple[int, ...] = ()
+        if state.request.sampling.prompt_logprobs is not None:
+            scored = state.request.prompt[state.planned + 1 : state.planned + count + 1]
+        row = RowPlan(slot=state.slot, start=state.planned, tokens=tokens, sample=complete, scored=scored)
+        draft.rows.append(row)
         draft.owners.append(_Owner(state, state.preemptions))
         draft.budget -= count
         state.planned += count
@@ -251,8 +255,13 @@ class Scheduler:
         if owner.preemptions == state.preemptions:
             state.computed = row.start + len(row.tokens)
             self._publish(state)
-        for token in produced.tokens if produced is not None else ():
-            out = state.append(token)
+        if produced is None:
+            return
+        if (scores := state.scores(row.start, produced.scores)) is not None:
+            yield scores
+        logprobs = produced.logprobs or (None,) * len(produced.tokens)
+        for token, logprob in zip(produced.tokens, logprobs, strict=True):
+            out = state.append(token, logprob)
             self.stats.generated_tokens += 1
             self.queue.charge(state.request.tenant, written=1)
             if state.finish is not None:
@@ -302,3 +311,19 @@ class Scheduler:
         self._closes.append(state.slot)
         self.pool.release(state.blocks, fence=self._step)
         state.slot, state.blocks = -1, []
+
+
+def _slot_open(state: RequestState) -> SlotOpen:
+    """What the worker must know of a request that gets a slot, the first time or again."""
+    sampling = msgspec.structs.replace(state.request.sampling, stop_token_ids=tuple(sorted(state.stop_ids)))
+    prompt_len = len(state.request.prompt)
+    penalised = sampling.penalised
+    return SlotOpen(
+        slot=state.slot,
+        request_id=state.request.id,
+        sampling=sampling,
+        seed=state.seed,
+        prompt_len=prompt_len,
+        prompt=state.request.prompt if penalised else (),
+        generated=tuple(state.tokens[prompt_len:]) if penalised else (),
+    )

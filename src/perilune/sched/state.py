@@ -5,12 +5,13 @@ Ends are decided here and only here: stop ids, stop strings, the token limit.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Sequence
 
 from perilune.kv.prefix import BlockChain
-from perilune.text.stop import StopMatcher
+from perilune.text.stop import StopMatcher, StopStep
 from perilune.text.tokenizer import Tokenizer
-from perilune.types import FinishReason, Request, TokenOut
+from perilune.types import FinishReason, Request, TokenLogprobs, TokenOut
 
 
 class RequestState:
@@ -25,6 +26,8 @@ class RequestState:
         pending: samples that steps in flight will add to ``tokens``.
         slot: the worker's slot, or -1 while waiting.
         blocks: cache blocks, in order of position; the first ``published`` of them can be hit by others.
+        stop_ids: ids that end it, the model's end markers among them unless they are ignored.
+        scores_told: prompt logprobs that the client has.
         cached_tokens: prompt tokens that the prefix cache held at the first admission, or -1 before it.
     """
 
@@ -43,9 +46,11 @@ class RequestState:
         self.cached_tokens = -1
         self.preemptions = 0
         self.finish: FinishReason | None = None
-        self._stop_ids = frozenset(request.sampling.stop_token_ids)
+        self.stop_ids = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
-            self._stop_ids |= frozenset(eos_ids)
+            self.stop_ids |= frozenset(eos_ids)
+        self.scores_told = 0
+        self._held_logprobs: deque[TokenLogprobs] = deque()
         self._matcher = StopMatcher(request.sampling.stop, tokenizer)
 
     @property
@@ -67,13 +72,16 @@ class RequestState:
         """The sample that is on its way will be the last: there is nothing more to run."""
         return self.pending > 0 and self.num_known >= self.max_length
 
-    def append(self, token: int) -> TokenOut:
+    def append(self, token: int, logprobs: TokenLogprobs | None = None) -> TokenOut:
         """Takes a sampled id; returns what is now certain. Sets ``finish`` when it was the last one."""
         self.tokens.append(token)
-        if token in self._stop_ids:
+        if token in self.stop_ids:
             self.finish = FinishReason.STOP
             return self._out(self._matcher.flush())
-        step = self._matcher.feed((token,))
+        if logprobs is not None:
+            self._held_logprobs.append(logprobs)
+        early = self.num_generated <= self.request.sampling.min_tokens
+        step = StopStep((token,)) if early else self._matcher.feed((token,))
         if step.matched is not None:
             self.finish = FinishReason.STOP
             return self._out(step.tokens, step.tail)
@@ -87,10 +95,18 @@ class RequestState:
         self.finish = reason
         return self._out(self._matcher.flush(), error=error)
 
+    def scores(self, first: int, scores: Sequence[TokenLogprobs]) -> TokenOut | None:
+        """Takes prompt logprobs behind position ``first`` on; what a preemption makes anew is told only once."""
+        news = tuple(scores[max(self.scores_told - first, 0) :])
+        self.scores_told += len(news)
+        return TokenOut(request_id=self.request.id, prompt_logprobs=news) if news else None
+
     def _out(self, tokens: tuple[int, ...], tail: bytes = b"", error: str = "") -> TokenOut:
+        logprobs = tuple(self._held_logprobs.popleft() for _ in tokens) if self._held_logprobs else ()
         return TokenOut(
             request_id=self.request.id,
             tokens=tokens,
+            logprobs=logprobs,
             tail=tail,
             completion_tokens=self.num_generated,
             cached_tokens=max(self.cached_tokens, 0),
