@@ -16,8 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from perilune.engine.build import EngineOptions, build_engine
+from perilune.engine.build import build_engine
 from perilune.engine.engine import Engine
+from perilune.engine.options import EngineOptions
 from perilune.engine.worker import Worker
 from perilune.types import FinishReason, Request, RowPlan, RowResult, SamplingParams, TokenLogprobs, TokenOut
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from perilune.checkpoint.load import Checkpoint
-from perilune.config import EngineConfig, SchedulingPolicy
+from perilune.config import EngineConfig
 from perilune.engine.engine import Engine
 from perilune.engine.memory import CACHE_SHARE, CacheWish, available_bytes, size_cache
+from perilune.engine.options import EngineOptions
 from perilune.engine.worker import Worker, set_threads
 from perilune.errors import UsageError
-from perilune.model.mla import AttentionForm
 from perilune.model.stack import Network
 from perilune.model.weights import take_weights
 from perilune.ops.ref import RefOps
@@ -23,29 +21,6 @@ from perilune.ops.rowwise import RowwiseOps
 from perilune.text.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], None]
-DtypeName = Literal["bfloat16", "float32", "float64"]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What a user may choose. None: decided from the model and the machine.
-
-    ``dtype`` defaults to float32 on a CPU (bfloat16 is slower there on the reference backend) and bfloat16 on CUDA.
-    """
-
-    max_model_len: int | None = None
-    max_batched_tokens: int = 512
-    max_num_seqs: int = 16
-    kv_tokens: int | None = None
-    block_size: int | None = None
-    policy: SchedulingPolicy = "fcfs"
-    prefix_cache: bool = True
-    row_invariant: bool = False
-    depth: int = 1
-    device: Literal["cpu", "cuda"] = "cpu"
-    dtype: DtypeName | None = None
-    attention: AttentionForm = "absorbed"
-    threads: int | None = None
 
 
 def build_engine(model: Path, options: EngineOptions, progress: Progress | None = None) -> Engine:

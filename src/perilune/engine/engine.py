@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Collection
 
 from perilune.config import EngineConfig
+from perilune.engine.admission import check_request
+from perilune.engine.options import EngineStats
 from perilune.engine.worker import Worker
-from perilune.errors import ContextLengthError, RequestError
 from perilune.sched.scheduler import Scheduler
 from perilune.sched.state import RequestState
 from perilune.text.tokenizer import Tokenizer
@@ -68,31 +69,23 @@ class Engine:
         news = self.scheduler.commit(self._results.popleft())
         return [out for out in news if out.tokens or out.tail or out.finish or out.prompt_logprobs]
 
+    def stats(self) -> EngineStats:
+        """A snapshot, from any thread: each number is right, together they may be a step apart."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        return EngineStats(
+            step=scheduler.step,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            waiting_tokens=scheduler.queue.num_tokens,
+            total_blocks=pool.num_blocks - 1,
+            free_blocks=pool.num_free,
+            cached_blocks=pool.num_cached,
+            preemptions=scheduler.stats.preemptions,
+            prefix_queries=scheduler.stats.prefix_queries,
+            prefix_hits=scheduler.stats.prefix_hits,
+            generated_tokens=scheduler.stats.generated_tokens,
+        )
+
     def end_all(self, error: str) -> list[TokenOut]:
         """Ends every request with an error: the last thing an engine does that can't go on."""
         return self.scheduler.end_all(FinishReason.ERROR, error)
-
-
-def check_request(request: Request, max_model_len: int, vocab_size: int) -> None:
-    """What the engine demands of a request, callable before it is sent.
-
-    Raises:
-        RequestError: see ``Engine.add``.
-    """
-    prompt, limit = request.prompt, request.sampling.max_tokens
-    if not prompt:
-        raise RequestError("the prompt is empty, at least one token is needed", param="prompt")
-    if not 0 <= min(prompt) <= max(prompt) < vocab_size:
-        raise RequestError(f"token ids run from 0 to {vocab_size - 1}, the prompt has {min(prompt)} … {max(prompt)}")
-    for name in ("stop_token_ids", "banned_ids"):
-        for token in getattr(request.sampling, name):
-            if not 0 <= token < vocab_size:
-                raise RequestError(f"{name} has {token}, token ids run from 0 to {vocab_size - 1}", param=name)
-    if limit < 1:
-        raise RequestError(f"max_tokens is {limit}, at least 1 is needed", param="max_tokens")
-    if len(prompt) + limit > max_model_len:
-        raise ContextLengthError(
-            f"the prompt has {len(prompt)} tokens and max_tokens is {limit}, together over the context of "
-            f"{max_model_len}",
-            hint="shorten the prompt or lower max_tokens",
-        )

@@ -99,6 +99,11 @@ class Scheduler:
         return len(self.queue)
 
     @property
+    def step(self) -> int:
+        """The last planned step."""
+        return self._step
+
+    @property
     def num_in_flight(self) -> int:
         """Plans that wait for their results."""
         return len(self._in_flight)
