@@ -60,7 +60,9 @@ BAD_ENTRIES: list[tuple[str, Any, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "data", "message"), [row[1:] for row in BAD_ENTRIES], ids=[r[0] for r in BAD_ENTRIES])
+@pytest.mark.parametrize(
+    ("value", "data", "message"), [row[1:] for row in BAD_ENTRIES], ids=[r[0] for r in BAD_ENTRIES]
+)
 def test_bad_entry(make_file: MakeFile, value: object, data: bytes, message: str) -> None:
     path = make_file({"layer.w": value}, data)
     with pytest.raises(CheckpointError) as caught:
@@ -88,7 +90,9 @@ BAD_LAYOUTS: list[tuple[str, dict[str, Any], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("header", "size", "message"), [row[1:] for row in BAD_LAYOUTS], ids=[r[0] for r in BAD_LAYOUTS])
+@pytest.mark.parametrize(
+    ("header", "size", "message"), [row[1:] for row in BAD_LAYOUTS], ids=[r[0] for r in BAD_LAYOUTS]
+)
 def test_bad_layout(make_file: MakeFile, header: dict[str, Any], size: int, message: str) -> None:
     path = make_file(header, bytes(size))
     with pytest.raises(CheckpointError) as caught:
@@ -200,22 +204,25 @@ headers = st.dictionaries(st.text(max_size=6) | st.just("__metadata__"), entries
 raw_headers = headers.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=80).map(lambda b: b"{" + b)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=raw_headers, data=st.binary(max_size=64), slack=st.integers(-3, 3) | st.just(0))
 def test_any_header_is_read_or_refused(tmp_path: Path, raw: bytes, data: bytes, slack: int) -> None:
     """No bytes lead to another exception, and what is accepted tiles the file."""
     path = tmp_path / "any"
     path.write_bytes(max(len(raw) + slack, 0).to_bytes(8, "little") + raw + data)
+    message = ""
     try:
         metas = read_header(path)
     except CheckpointError as error:
-        assert str(path) in str(error)
-        assert str(error).isprintable()
+        message = str(error)
+    if message:
+        assert str(path) in message
+        assert message.isprintable()
         return
     assert sum(meta.nbytes for meta in metas) + 8 + len(raw) + slack == path.stat().st_size
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     """Flipped and cut bytes of a good file."""

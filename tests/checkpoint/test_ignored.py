@@ -45,7 +45,9 @@ def test_patterns_mean_what_re_makes_of_them(pattern: str, name: str) -> None:
     assert IgnoreList([f"re:{pattern}"]).matches(name) is (re.match(pattern, name) is not None)
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+$", "a*", "a+b", "[ab]", "(a|b)*", "((a))", "a{3}", "(?i)a", r"\d", "(", "a|b"])
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+$", "a*", "a+b", "[ab]", "(a|b)*", "((a))", "a{3}", "(?i)a", r"\d", "(", "a|b"]
+)
 def test_other_forms_are_unclear_and_match_nothing(pattern: str) -> None:
     ignore = IgnoreList(["lm_head", f"re:{pattern}"])
     assert ignore.unclear == (f"re:{pattern}",)

@@ -51,7 +51,9 @@ def test_input_shards_take_their_own_scales(parts: int) -> None:
 @pytest.mark.parametrize(("start", "stop"), [(0, 16), (16, 48), (8, 40)])
 def test_a_cut_through_a_group_is_refused(start: int, stop: int) -> None:
     """cases/engine 7."""
-    with pytest.raises(ConfigError, match=f"inputs {start} to {stop} of an INT4 weight with 128 inputs cut a group of 32"):
+    with pytest.raises(
+        ConfigError, match=f"inputs {start} to {stop} of an INT4 weight with 128 inputs cut a group of 32"
+    ):
         int4().columns(start, stop)
     assert dense().columns(start, stop).shape == (8, stop - start)
 

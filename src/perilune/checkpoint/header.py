@@ -16,7 +16,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeGuard
 
 from perilune.errors import CheckpointError
 
@@ -34,6 +34,7 @@ DTYPE_BYTES: Final = {
 """Bytes of one element, by the format's name of the type."""
 
 _ENTRY_KEYS: Final = {"dtype", "shape", "data_offsets"}
+_INT: Final[frozenset[type]] = frozenset({int})
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +170,11 @@ def _check_metadata(metadata: object, file: str) -> None:
             raise CheckpointError(f"{file}: `__metadata__` key {shown(key)} is {shown(value)}, a string is needed")
 
 
-def _is_size(value: object, limit: int) -> bool:
-    return type(value) is int and 0 <= value <= limit
+def _are_sizes(value: object, limit: int) -> TypeGuard[list[int]]:
+    """Whether ``value`` is a list of integers (not of true or false) from 0 to ``limit``."""
+    if not isinstance(value, list) or not set(map(type, value)) <= _INT:
+        return False
+    return not value or 0 <= min(value) <= max(value) <= limit
 
 
 def _tensor(name: str, entry: object, path: Path, start: int) -> TensorMeta:
@@ -185,9 +189,9 @@ def _tensor(name: str, entry: object, path: Path, start: int) -> TensorMeta:
     itemsize = DTYPE_BYTES.get(dtype) if isinstance(dtype, str) else None
     if itemsize is None:
         raise fail(f"dtype is {shown(dtype)}, known: {', '.join(DTYPE_BYTES)}")
-    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_size(dim, MAX_DIM) for dim in shape):
+    if not _are_sizes(shape, MAX_DIM) or len(shape) > MAX_RANK:
         raise fail(f"shape is {shown(shape)}, at most {MAX_RANK} integers from 0 to {MAX_DIM} are allowed")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset, 1 << 62) for offset in offsets):
+    if not _are_sizes(offsets, 1 << 62) or len(offsets) != 2:
         raise fail(f"data_offsets is {shown(offsets)}, two integers [begin, end] are needed")
     begin, end = offsets
     nbytes = math.prod(shape) * itemsize
