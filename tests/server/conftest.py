@@ -172,7 +172,7 @@ class Script:
 ScriptFactory = Callable[..., Script]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def script(tiny_model: Path) -> ScriptFactory:
     """Builds a scripted engine."""
 

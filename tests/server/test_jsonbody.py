@@ -16,7 +16,9 @@ from perilune.server.jsonbody import MAX_DEPTH, decode_object
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(alphabet='ab"\\[]{}:,\n😀', max_size=12),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(alphabet='k"[]\\', max_size=3), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(alphabet='k"[]\\', max_size=3), inner, max_size=4)
+    ),
     max_leaves=40,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -126,7 +127,7 @@ def answers(draw: st.DrawFn) -> list[Event]:
 def test_deltas_put_together_are_the_message(events: list[Event], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(events)), max_size=4)))
     bounds = [0, *cuts, len(events)]
-    steps = [events[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    steps = [events[a:b] for a, b in itertools.pairwise(bounds)]
     builder = MessageBuilder()
     for step in steps:
         builder.add(step)
