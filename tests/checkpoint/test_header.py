@@ -26,7 +26,7 @@ def entry(dtype: Any = "F32", shape: Any = (1,), offsets: Any = (0, 4)) -> dict[
 def test_reads_tensors_in_the_order_of_their_data(make_file: MakeFile) -> None:
     path = make_file({"b": entry("I8", [2, 1], [4, 6]), "a": entry(), "__metadata__": {"format": "pt"}}, bytes(6))
     start = path.stat().st_size - 6
-    assert read_header(path) == [
+    assert list(read_header(path).tensors) == [
         TensorMeta("a", "F32", (1,), path, start, start + 4),
         TensorMeta("b", "I8", (2, 1), path, start + 4, start + 6),
     ]
@@ -35,7 +35,10 @@ def test_reads_tensors_in_the_order_of_their_data(make_file: MakeFile) -> None:
 def test_empty_and_scalar_tensors_and_padded_headers_are_fine(make_file: MakeFile) -> None:
     header = {"none": entry("F32", [0, 7], [0, 0]), "scalar": entry("F64", [], [0, 8])}
     path = make_file(json.dumps(header).encode() + b"     ", bytes(8))
-    assert {(meta.name, meta.nbytes, meta.numel) for meta in read_header(path)} == {("none", 0, 0), ("scalar", 8, 1)}
+    assert {(meta.name, meta.nbytes, meta.numel) for meta in read_header(path).tensors} == {
+        ("none", 0, 0),
+        ("scalar", 8, 1),
+    }
 
 
 BAD_ENTRIES: list[tuple[str, Any, bytes, str]] = [
@@ -154,7 +157,7 @@ def test_sparse_file_of_five_terabytes_costs_nothing(make_file: MakeFile) -> Non
     size = 5 << 40
     path = make_file({"w": entry("U8", [size // 1024, 1024], [0, size])})
     os.truncate(path, path.stat().st_size + size)
-    assert read_header(path)[0].nbytes == size
+    assert read_header(path).tensors[0].nbytes == size
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(CheckpointError, match="1 bytes are missing"):
         read_header(path)
@@ -212,7 +215,7 @@ def test_any_header_is_read_or_refused(tmp_path: Path, raw: bytes, data: bytes, 
     path.write_bytes(max(len(raw) + slack, 0).to_bytes(8, "little") + raw + data)
     message = ""
     try:
-        metas = read_header(path)
+        metas = read_header(path).tensors
     except CheckpointError as error:
         message = str(error)
     if message:
@@ -233,7 +236,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path: Path, data: st.DataObject) 
     path = tmp_path / "damaged"
     path.write_bytes(good[: data.draw(st.integers(0, len(good)))])
     try:
-        metas = read_header(path)
+        metas = read_header(path).tensors
     except CheckpointError:
         return
     assert all(8 <= meta.begin <= meta.end <= path.stat().st_size for meta in metas)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from perilune.checkpoint.header import DTYPE_BYTES, TensorMeta
@@ -21,7 +21,7 @@ EXPERT = "model.layers.1.mlp.experts.3.down_proj.weight"
 
 def meta(name: str, shape: tuple[int, ...], dtype: str = "BF16") -> TensorMeta:
     one = TensorMeta(name, dtype, shape, Path("/m/shard.safetensors"), 0, 0)
-    return dataclasses.replace(one, end=one.numel * DTYPE_BYTES[dtype])
+    return msgspec.structs.replace(one, end=one.numel * DTYPE_BYTES[dtype])
 
 
 def stored(*metas: TensorMeta) -> Tensors:

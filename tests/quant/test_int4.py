@@ -24,7 +24,7 @@ def golden(shared: Path) -> dict[str, Tensor]:
     data = bytearray(path.read_bytes())
     return {
         meta.name: torch.frombuffer(data[meta.begin : meta.end], dtype=TORCH_DTYPES[meta.dtype]).reshape(meta.shape)
-        for meta in read_header(path)
+        for meta in read_header(path).tensors
     }
 
 

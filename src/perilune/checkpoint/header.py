@@ -6,6 +6,7 @@ then the data; offsets count from the end of the header. Source: the format's pu
 Refuses, naming file, tensor and value: a header longer than its file or than 100 MB, other JSON than the format's,
 a key that stands twice, unknown dtypes, absurd shapes, byte counts that contradict shape and dtype, data that
 overlaps, leaves holes or does not end where the file ends. Opens regular files only, never reads data. Torch-free.
+Little-endian machines only, as everything here that touches bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeGuard
+from typing import Any, Final, NamedTuple, NoReturn, TypeGuard
+
+import msgspec
 
 from perilune.errors import CheckpointError
 
@@ -37,9 +40,11 @@ _ENTRY_KEYS: Final = {"dtype", "shape", "data_offsets"}
 _INT: Final[frozenset[type]] = frozenset({int})
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMeta:
-    """Where a stored tensor lies: bytes ``begin``…``end - 1`` of ``file``, counted from the file's start."""
+class TensorMeta(msgspec.Struct, frozen=True, gc=False):
+    """Where a stored tensor lies: bytes ``begin``…``end - 1`` of ``file``, counted from the file's start.
+
+    A msgspec struct out of the collector's sight, because a large checkpoint has 200,000 of them.
+    """
 
     name: str
     dtype: str
@@ -55,6 +60,26 @@ class TensorMeta:
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+
+class Stamp(NamedTuple):
+    """By which a file is recognised as unchanged."""
+
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, fd: int) -> Stamp:
+        status = os.fstat(fd)
+        return cls(status.st_size, status.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Tensors of one file in the order of their data, and the file's stamp when they were read."""
+
+    tensors: tuple[TensorMeta, ...]
+    stamp: Stamp
 
 
 def shown(value: object, limit: int = 120) -> str:
@@ -82,8 +107,8 @@ def open_regular(path: Path) -> int:
     return fd
 
 
-def read_header(path: Path) -> list[TensorMeta]:
-    """The tensors of a safetensors file, in the order of their data.
+def read_header(path: Path) -> Header:
+    """Reads and checks the header of a safetensors file.
 
     Raises:
         CheckpointError: the file cannot be read, or its header breaks a rule of the module.
@@ -124,9 +149,10 @@ def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
-def _read_header(fd: int, path: Path) -> list[TensorMeta]:
+def _read_header(fd: int, path: Path) -> Header:
     file = shown(str(path))
-    size = os.fstat(fd).st_size
+    stamp = Stamp.of(fd)
+    size = stamp.size
     if size < 8:
         raise CheckpointError(f"{file} has {size} bytes, a safetensors file has at least 8", hint="download it again")
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
@@ -148,7 +174,7 @@ def _read_header(fd: int, path: Path) -> list[TensorMeta]:
     metas = [_tensor(name, entry, path, start) for name, entry in header.items()]
     metas.sort(key=lambda meta: (meta.begin, meta.end))
     _check_layout(metas, start, size, file)
-    return metas
+    return Header(tuple(metas), stamp)
 
 
 def _read_exactly(fd: int, length: int, offset: int, file: str) -> bytes:
