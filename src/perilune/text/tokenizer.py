@@ -166,7 +166,7 @@ class Tokenizer:
         token = self.specials.get(name)
         if token is None:
             raise ConfigError(
-                f"the vocabulary has no special token {name!r}",
+                f"the vocabulary has no special token {str(name)!r}",
                 hint=f"a model of the Kimi K2 Thinking family names it in {NAMES_FILE}",
             )
         return token
