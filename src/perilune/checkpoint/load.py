@@ -6,8 +6,8 @@ alone, copied, and unmapped, so no map outlives a call and the size of a file do
 the weights are for.
 
 A file that is changed or cut after its header was checked is an error where that can be seen: its size and time of
-change are compared before every tensor. Weights with NaN or infinity are errors; a root mean square outside 1e-4…10 is logged,
-since it often means bytes read as the wrong type.
+change are compared before every tensor. Weights with NaN or infinity are errors; a root mean square outside 1e-4…10 is
+logged, since it often means bytes read as the wrong type.
 """
 
 from __future__ import annotations
@@ -269,8 +269,7 @@ def _check_values(name: str, tensor: Tensor, unit: float, *, sized: bool = True)
     """``unit`` times the values' root mean square should be that of a trained weight."""
     if not tensor.numel():
         return
-    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-    norm = float(torch.linalg.vector_norm(tensor, dtype=wide))
+    norm = float(torch.linalg.vector_norm(tensor))  # in the tensor's own type: three digits are enough
     if not math.isfinite(norm) and not bool(torch.isfinite(tensor).all()):
         raise CheckpointError(f"{shown(name)} holds NaN or infinity", hint="the file is damaged: fetch it again")
     rms = unit * norm / math.sqrt(tensor.numel())
