@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,7 +84,7 @@ def test_ids_are_canonical_and_a_grown_history_keeps_its_prefix(messages: list[M
 
 
 @given(st.lists(st.integers(1, 3), max_size=5), st.randoms(use_true_random=False))
-def test_a_well_formed_history_is_paired_exactly(sizes: list[int], random: st.DataObject) -> None:
+def test_a_well_formed_history_is_paired_exactly(sizes: list[int], random: Random) -> None:
     messages: list[Message] = []
     expected: list[str] = []
     number = 0
@@ -91,7 +92,7 @@ def test_a_well_formed_history_is_paired_exactly(sizes: list[int], random: st.Da
         ids = [f"call_{number + offset}" for offset in range(size)]
         messages.append(_turn(*ids))
         order = list(range(size))
-        random.shuffle(order)  # type: ignore[attr-defined]
+        random.shuffle(order)
         messages += [_result(ids[offset]) for offset in order]
         expected += [str(number + offset) for offset in order]
         number += size

@@ -74,7 +74,7 @@ MARKER_TEXT = re.compile("|".join(map(re.escape, Marker)))
 
 
 @given(PIECES, REASONS, st.data())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=250)
 def test_every_chunking_gives_one_answer(
     small: Tokenizer, pieces: list[Piece], reason: FinishReason, data: st.DataObject
 ) -> None:
@@ -97,7 +97,7 @@ ANY_IDS = st.lists(
 
 
 @given(ANY_IDS, REASONS, st.data())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=250)
 def test_any_ids_are_some_answer(small: Tokenizer, ids: list[int], reason: FinishReason, data: st.DataObject) -> None:
     borders = data.draw(st.lists(st.integers(0, len(ids)), max_size=6))
     whole = _parse(small, [ids], reason)
@@ -185,7 +185,7 @@ def test_all_short_answers_under_all_chunkings(small: Tokenizer) -> None:
         st.one_of(st.sampled_from(SHORT), st.sampled_from(SHORT), st.sampled_from(["x", "\n y", "é"])), max_size=16
     )
 )
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=250)
 def test_long_answers_are_what_the_contract_defines(small: Tokenizer, pieces: list[Piece]) -> None:
     _compare_with_definition(small, pieces, _parse(small, [encode_pieces(pieces, small)]))
 
