@@ -161,7 +161,7 @@ def test_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[st
     inspect(tmp_path / "[red]model", as_json=False)
     out = "".join(capsys.readouterr().out.split())  # the width of the terminal is not ours to choose
     assert "[red]model" in out
-    assert "int4experts,187tensorsin1files" in out
+    assert "int4experts,187tensorsin1file" in out
     assert "cachepertoken288inbf16" in out
 
 
