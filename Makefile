@@ -6,7 +6,7 @@ ARGS ?=
 VENV := .venv/bin
 CODE := src tests scripts $(wildcard benchmarks training)
 
-.PHONY: help run-env dev-env serve test slow lint fmt native-check sanitize lock clean
+.PHONY: help run-env dev-env serve test slow lint fmt native-check sanitize pico lock clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -41,6 +41,10 @@ native-check: dev-env
 
 sanitize: dev-env ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@scripts/native.sh sanitize
+
+pico: dev-env ## the bundled model anew: trained (ten minutes), measured, its card written
+	$(VENV)/python -m training.train --config pico
+	$(VENV)/python -m training.report --config pico
 
 lock: dev-env ## requirements/*.lock anew (ARGS=--upgrade for newer versions)
 	scripts/lock.sh $(ARGS)

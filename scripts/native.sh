@@ -25,9 +25,10 @@ case ${1:-} in
   sanitize)
     build build/native-sanitize -DPERILUNE_SANITIZE=ON
     # Python itself is not instrumented: the runtime must be there before it starts, and its leaks are not ours.
+    # No capture: a report is written as the process ends, and pytest would take it along.
     LD_PRELOAD="$("${CXX:-c++}" -print-file-name=libasan.so) $("${CXX:-c++}" -print-file-name=libubsan.so)" \
       ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-      .venv/bin/python -m pytest tests/native -m "" --native-library build/native-sanitize/libperilune_codecs.so
+      .venv/bin/python -m pytest tests/native -m "" --capture=no --native-library build/native-sanitize/libperilune_codecs.so
     ;;
   *)
     echo "usage: scripts/native.sh check|sanitize" >&2

@@ -89,7 +89,7 @@ def _digest(paths: list[Path]) -> str:
 
 
 def _pip(*arguments: str | Path) -> None:
-    _run(PYTHON, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments)
+    _run(PYTHON, "-m", "pip", "--quiet", "--quiet", "--disable-pip-version-check", *arguments)
 
 
 def _run(*command: str | Path) -> None:

@@ -230,3 +230,8 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
         stream.truncate(1 << 40)
     with pytest.raises(ConfigError, match="at most"):
         read_json(large)
+
+
+def test_names_that_no_file_can_have(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: File name too long"):
+        read_json(tmp_path / ("x" * 5000))

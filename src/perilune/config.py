@@ -33,13 +33,17 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: missing, not a regular file, too large, not JSON, duplicate keys, or not an object.
     """
-    if not path.is_file():
-        raise ConfigError(f"`{path}` is missing or not a file", hint="point at a directory in Hugging Face layout")
-    size = path.stat().st_size
-    if size > MAX_JSON_BYTES:
-        raise ConfigError(f"`{path}` has {size} bytes, at most {MAX_JSON_BYTES} are read")
     try:
-        value = json.loads(path.read_bytes(), object_pairs_hook=_unique_keys)
+        if not path.is_file():
+            raise ConfigError(f"`{path}` is missing or not a file", hint="point at a directory in Hugging Face layout")
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise ConfigError(f"`{path}` has {size} bytes, at most {MAX_JSON_BYTES} are read")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"`{path}` cannot be read: {error.strerror or error}") from error
+    try:
+        value = json.loads(data, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"`{path}` is not valid JSON: {type(error).__name__}: {str(error)[:200]}") from error
     if not isinstance(value, dict):

@@ -23,6 +23,13 @@ def fresh() -> Iterator[None]:
     native.codecs.cache_clear()
 
 
+def test_a_machine_with_a_compiler_has_the_library() -> None:
+    """Else every other test here would be skipped, and nobody would notice."""
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    assert native.codecs() is not None, "install the package: `make dev-env`"
+
+
 @pytest.mark.usefixtures("fresh")
 def test_without_a_library_there_are_no_codecs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(native, "__path__", [str(tmp_path)])

@@ -115,17 +115,14 @@ def test_same_ids_as_the_definition(kimi: Tokenizer) -> None:
 
 def _reference_cuts(text: str) -> Iterator[str]:
     """Character by character: a piece ends at 400,000 characters or before the 25,001st of a run."""
-    piece, run, space = "", 0, False
+    begin, run, space = 0, 0, False
     for index, char in enumerate(text):
-        if index % 400_000 == 0:
-            run = 0
-        run = run + 1 if char.isspace() == space else 1
+        run = run + 1 if char.isspace() == space and index % 400_000 else 1
         space = char.isspace()
         if index and (index % 400_000 == 0 or run > 25_000):
-            yield piece
-            piece, run = "", 1
-        piece += char
-    yield piece
+            yield text[begin:index]
+            begin, run = index, 1
+    yield text[begin:]
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,7 @@ class Machine:
         self._blank: list[str] | None = []  # held blank text; None once content is kept to the letter
         self._reasoned = False
         self._header: list[str] = []
+        self._first_dropped = ""
         self._name: str | None = None
         self._arguments = _Arguments()
 
@@ -139,6 +140,12 @@ class Machine:
         """Ends the answer and closes what is open. ``cut``: by a limit, so what the model left open stays as it is."""
         events = self._leave_reason() if self.state is State.REASON else self._leave_call(complete=not cut)
         self.state = State.TOOLS
+        if self.dropped_calls and self._allow_calls:  # once per answer: a model can drop thousands
+            logger.warning(
+                "dropped %d tool calls that are unfinished or name no tool, the first with header %r",
+                self.dropped_calls,
+                self._first_dropped,
+            )
         return events
 
     def _text(self, text: str) -> list[Event]:
@@ -233,8 +240,6 @@ class Machine:
         return events
 
     def _drop(self) -> None:
+        if not self.dropped_calls:
+            self._first_dropped = "".join(self._header).strip()[:80]
         self.dropped_calls += 1
-        if self._allow_calls:
-            logger.warning(
-                "dropped a tool call that is unfinished or names no tool, header %r", "".join(self._header).strip()[:80]
-            )

@@ -82,6 +82,17 @@ def render(
         ConfigError: the vocabulary lacks a marker.
     """
     pieces, history_calls = _prompt(messages, tools, add_generation_prompt, options)
+    ids = encode_pieces(pieces, tokenizer)
+    return Rendered(tuple(ids), history_calls, ids[-1] == tokenizer.special(Marker.THINK))
+
+
+def encode_pieces(pieces: Iterable[Piece], tokenizer: Tokenizer) -> list[int]:
+    """Ids of markers and of the text between them; text is encoded from marker to marker.
+
+    Raises:
+        RequestError: text holds a lone surrogate.
+        ConfigError: the vocabulary lacks a marker.
+    """
     ids: list[int] = []
     pending: list[str] = []
     for piece in pieces:
@@ -91,8 +102,7 @@ def render(
         ids += tokenizer.encode("".join(pending))
         ids.append(tokenizer.special(piece))
         pending.clear()
-    ids += tokenizer.encode("".join(pending))
-    return Rendered(tuple(ids), history_calls, ids[-1] == tokenizer.special(Marker.THINK))
+    return ids + tokenizer.encode("".join(pending))
 
 
 def render_text(

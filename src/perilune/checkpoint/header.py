@@ -6,6 +6,7 @@ then the data; offsets count from the end of the header. Source: the format's pu
 Refuses, naming file, tensor and value: a header longer than its file or than 100 MB, other JSON than the format's,
 a key that stands twice, unknown dtypes, absurd shapes, byte counts that contradict shape and dtype, data that
 overlaps, leaves holes or does not end where the file ends. Opens regular files only, never reads data. Torch-free.
+Little-endian machines only, as everything here that touches bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn, TypeGuard
+
+import msgspec
 
 from perilune.errors import CheckpointError
 
@@ -34,11 +37,14 @@ DTYPE_BYTES: Final = {
 """Bytes of one element, by the format's name of the type."""
 
 _ENTRY_KEYS: Final = {"dtype", "shape", "data_offsets"}
+_INT: Final[frozenset[type]] = frozenset({int})
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMeta:
-    """Where a stored tensor lies: bytes ``begin``…``end - 1`` of ``file``, counted from the file's start."""
+class TensorMeta(msgspec.Struct, frozen=True, gc=False):
+    """Where a stored tensor lies: bytes ``begin``…``end - 1`` of ``file``, counted from the file's start.
+
+    A msgspec struct out of the collector's sight, because a large checkpoint has 200,000 of them.
+    """
 
     name: str
     dtype: str
@@ -54,6 +60,26 @@ class TensorMeta:
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+
+class Stamp(NamedTuple):
+    """By which a file is recognised as unchanged."""
+
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, fd: int) -> Stamp:
+        status = os.fstat(fd)
+        return cls(status.st_size, status.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Tensors of one file in the order of their data, and the file's stamp when they were read."""
+
+    tensors: tuple[TensorMeta, ...]
+    stamp: Stamp
 
 
 def shown(value: object, limit: int = 120) -> str:
@@ -81,8 +107,8 @@ def open_regular(path: Path) -> int:
     return fd
 
 
-def read_header(path: Path) -> list[TensorMeta]:
-    """The tensors of a safetensors file, in the order of their data.
+def read_header(path: Path) -> Header:
+    """Reads and checks the header of a safetensors file.
 
     Raises:
         CheckpointError: the file cannot be read, or its header breaks a rule of the module.
@@ -123,9 +149,10 @@ def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
-def _read_header(fd: int, path: Path) -> list[TensorMeta]:
+def _read_header(fd: int, path: Path) -> Header:
     file = shown(str(path))
-    size = os.fstat(fd).st_size
+    stamp = Stamp.of(fd)
+    size = stamp.size
     if size < 8:
         raise CheckpointError(f"{file} has {size} bytes, a safetensors file has at least 8", hint="download it again")
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
@@ -147,7 +174,7 @@ def _read_header(fd: int, path: Path) -> list[TensorMeta]:
     metas = [_tensor(name, entry, path, start) for name, entry in header.items()]
     metas.sort(key=lambda meta: (meta.begin, meta.end))
     _check_layout(metas, start, size, file)
-    return metas
+    return Header(tuple(metas), stamp)
 
 
 def _read_exactly(fd: int, length: int, offset: int, file: str) -> bytes:
@@ -169,8 +196,11 @@ def _check_metadata(metadata: object, file: str) -> None:
             raise CheckpointError(f"{file}: `__metadata__` key {shown(key)} is {shown(value)}, a string is needed")
 
 
-def _is_size(value: object, limit: int) -> bool:
-    return type(value) is int and 0 <= value <= limit
+def _are_sizes(value: object, limit: int) -> TypeGuard[list[int]]:
+    """Whether ``value`` is a list of integers (not of true or false) from 0 to ``limit``."""
+    if not isinstance(value, list) or not set(map(type, value)) <= _INT:
+        return False
+    return not value or 0 <= min(value) <= max(value) <= limit
 
 
 def _tensor(name: str, entry: object, path: Path, start: int) -> TensorMeta:
@@ -185,9 +215,9 @@ def _tensor(name: str, entry: object, path: Path, start: int) -> TensorMeta:
     itemsize = DTYPE_BYTES.get(dtype) if isinstance(dtype, str) else None
     if itemsize is None:
         raise fail(f"dtype is {shown(dtype)}, known: {', '.join(DTYPE_BYTES)}")
-    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_size(dim, MAX_DIM) for dim in shape):
+    if not _are_sizes(shape, MAX_DIM) or len(shape) > MAX_RANK:
         raise fail(f"shape is {shown(shape)}, at most {MAX_RANK} integers from 0 to {MAX_DIM} are allowed")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset, 1 << 62) for offset in offsets):
+    if not _are_sizes(offsets, 1 << 62) or len(offsets) != 2:
         raise fail(f"data_offsets is {shown(offsets)}, two integers [begin, end] are needed")
     begin, end = offsets
     nbytes = math.prod(shape) * itemsize

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from perilune.checkpoint.header import TensorMeta, open_regular, parse_json, read_header, shown
+from perilune.checkpoint.header import Header, Stamp, TensorMeta, open_regular, parse_json, read_header, shown
 from perilune.errors import CheckpointError
 
 INDEX_NAME: Final = "model.safetensors.index.json"
@@ -37,6 +37,7 @@ class Index:
         root: the folder, links resolved.
         tensors: every stored tensor by name.
         shards: the files they lie in, as named by the index.
+        stamps: those files, links resolved, and what they looked like.
         unread: names of weight files in the folder that are not part of the checkpoint and were not opened.
         total_size: the sum that the index states, or None.
     """
@@ -44,6 +45,7 @@ class Index:
     root: Path
     tensors: Mapping[str, TensorMeta]
     shards: tuple[str, ...]
+    stamps: Mapping[Path, Stamp]
     unread: tuple[str, ...]
     total_size: int | None
 
@@ -101,7 +103,10 @@ def locate(root: Path, name: str) -> Path:
         raise CheckpointError(f"{shown(name)} in {shown(str(root))} cannot be followed to a file") from error
     hub_blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else None
     if not target.is_relative_to(root) and target.parent != hub_blobs:
-        raise CheckpointError(f"{shown(name)} links to {shown(str(target))}, which is outside {shown(str(root))}")
+        raise CheckpointError(
+            f"{shown(name)} links to {shown(str(target))}, which is outside {shown(str(root))}",
+            hint="copy or hard-link the file into the folder, or name the folder that holds all files",
+        )
     return target
 
 
@@ -122,18 +127,24 @@ def read_index(path: Path) -> Index:
     else:
         raise _nothing_found(root)
     tensors: dict[str, TensorMeta] = {}
+    stamps: dict[Path, Stamp] = {}
     for shard in shards:
-        _add_shard(tensors, shard, root, weight_map)
+        path = locate(root, shard)
+        header = read_header(path)
+        stamps[path] = header.stamp
+        _add_shard(tensors, shard, header, weight_map)
     if weight_map is not None and len(tensors) != len(weight_map):
         absent = next(name for name in weight_map if name not in tensors)
         raise CheckpointError(
             f"{shown(INDEX_NAME)} places tensor {shown(absent)} in {shown(weight_map[absent])}, which does not hold it"
         )
-    return Index(root, tensors, shards, _unread(root, shards), total_size)
+    return Index(root, tensors, shards, stamps, _unread(root, shards), total_size)
 
 
-def _add_shard(tensors: dict[str, TensorMeta], shard: str, root: Path, weight_map: Mapping[str, str] | None) -> None:
-    for meta in read_header(locate(root, shard)):
+def _add_shard(
+    tensors: dict[str, TensorMeta], shard: str, header: Header, weight_map: Mapping[str, str] | None
+) -> None:
+    for meta in header.tensors:
         if meta.name in tensors:
             other = tensors[meta.name].file.name
             raise CheckpointError(f"tensor {shown(meta.name)} is stored twice: in {shown(other)} and in {shown(shard)}")
@@ -178,7 +189,10 @@ def _parse_index(path: Path) -> object:
 
 
 def _unread(root: Path, shards: tuple[str, ...]) -> tuple[str, ...]:
-    names = {entry.name for entry in os.scandir(root) if entry.name.endswith(_WEIGHT_SUFFIXES)}
+    try:
+        names = {name for name in os.listdir(root) if name.endswith(_WEIGHT_SUFFIXES)}
+    except OSError as error:
+        raise CheckpointError(f"{shown(str(root))} cannot be listed: {error.strerror}") from error
     return tuple(sorted(names - set(shards)))
 
 

@@ -68,7 +68,9 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The report as an object that ``json.dumps`` takes, ``loadable`` included."""
-        return {**dataclasses.asdict(self), "bytes_by_kind": dict(self.bytes_by_kind), "loadable": self.loadable}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        lists = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+        return {**lists, "loadable": self.loadable}
 
 
 def inspect_model(path: Path) -> Report:

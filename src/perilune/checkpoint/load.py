@@ -2,12 +2,12 @@
 
 ``Checkpoint.open`` decides, before any data is read, whether the folder can be served. ``TensorSource`` hands out
 weights by logical name, cast and placed. A shard is open from its first tensor to its last; each tensor is mapped
-alone, copied, and unmapped, so no map outlives a call and the size of a file does not matter. Knows nothing of what the
-weights are for.
+alone, copied, and unmapped, so no map outlives a call and the size of a file does not matter. Knows nothing of what
+the weights are for.
 
-A file that is changed or cut while it is read is an error where that can be seen: its size and time of change are
-compared before every tensor. Weights with NaN or infinity are errors; a root mean square outside 1e-4…10 is logged,
-since it often means bytes read as the wrong type.
+A file that is changed or cut after its header was checked is an error where that can be seen: its size and time of
+change are compared before every tensor. Weights with NaN or infinity are errors; a root mean square outside 1e-4…10 is
+logged, since it often means bytes read as the wrong type.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from perilune.checkpoint.header import TensorMeta, open_regular, shown
+from perilune.checkpoint.header import Stamp, TensorMeta, open_regular, shown
 from perilune.checkpoint.index import locate, model_root, read_index
 from perilune.checkpoint.match import Match, Packed, Plain, Stored, match_tensors
 from perilune.config import ModelSpec, read_json
@@ -55,6 +55,7 @@ class Checkpoint:
         path: the folder, links resolved.
         tensors: what is stored, by name.
         weights: how each logical weight is stored.
+        stamps: the files, and what they looked like when they were checked.
         notes: oddities that do not prevent loading, as sentences.
     """
 
@@ -62,6 +63,7 @@ class Checkpoint:
     spec: ModelSpec
     tensors: Mapping[str, TensorMeta]
     weights: Mapping[str, Stored]
+    stamps: Mapping[Path, Stamp]
     notes: tuple[str, ...]
 
     @classmethod
@@ -80,7 +82,7 @@ class Checkpoint:
         notes = match.notes + index.notes
         for note in notes:
             _log.warning("%s: %s", root, note)
-        return cls(root, spec, index.tensors, match.stored, notes)
+        return cls(root, spec, index.tensors, match.stored, index.stamps, notes)
 
     def source(self, dtype: torch.dtype, device: str = "cpu", progress: Progress | None = None) -> TensorSource:
         """Opens the data. Dense weights are cast to ``dtype``; everything is placed on ``device``."""
@@ -108,23 +110,21 @@ def _inspect_hint(root: Path) -> str:
 
 
 class _Shard:
-    """An open file, and its size and time of change when it was opened."""
+    """An open file, and what it looked like when its header was checked."""
 
     __slots__ = ("fd", "path", "stamp")
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, stamp: Stamp) -> None:
+        self.path, self.stamp = path, stamp
         self.fd = open_regular(path)
-        self.stamp = self._stat()
-
-    def _stat(self) -> tuple[int, int]:
-        status = os.fstat(self.fd)
-        return status.st_size, status.st_mtime_ns
 
     def copy(self, meta: TensorMeta, dtype: torch.dtype, device: str) -> Tensor:
         """The tensor, in memory of its own."""
-        if self._stat() != self.stamp or meta.end > self.stamp[0]:
-            raise CheckpointError(f"{shown(str(self.path))} changed while it was read", hint="start again")
+        if Stamp.of(self.fd) != self.stamp:
+            raise CheckpointError(
+                f"{shown(str(self.path))} changed after its header was checked",
+                hint="start again when nothing writes to the folder",
+            )
         stored = TORCH_DTYPES[meta.dtype]
         if not meta.nbytes:
             return torch.empty(meta.shape, dtype=dtype, device=device)
@@ -148,7 +148,7 @@ class TensorSource:
     """Weights of one checkpoint by logical name, each to be taken once; a context manager that closes the files."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: str, progress: Progress | None) -> None:
-        self._weights = checkpoint.weights
+        self._weights, self._stamps = checkpoint.weights, checkpoint.stamps
         self._dtype, self._device, self._progress = dtype, device, progress
         self._left = Counter(part.file for stored in checkpoint.weights.values() for part in stored.parts)
         self._open: dict[Path, _Shard] = {}
@@ -240,7 +240,7 @@ class TensorSource:
 
     def _shard(self, meta: TensorMeta) -> _Shard:
         if meta.file not in self._open:
-            self._open[meta.file] = _Shard(meta.file)
+            self._open[meta.file] = _Shard(meta.file, self._stamps[meta.file])
         return self._open[meta.file]
 
     def _release(self, meta: TensorMeta) -> None:
@@ -269,8 +269,7 @@ def _check_values(name: str, tensor: Tensor, unit: float, *, sized: bool = True)
     """``unit`` times the values' root mean square should be that of a trained weight."""
     if not tensor.numel():
         return
-    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-    norm = float(torch.linalg.vector_norm(tensor, dtype=wide))
+    norm = float(torch.linalg.vector_norm(tensor))  # in the tensor's own type: three digits are enough
     if not math.isfinite(norm) and not bool(torch.isfinite(tensor).all()):
         raise CheckpointError(f"{shown(name)} holds NaN or infinity", hint="the file is damaged: fetch it again")
     rms = unit * norm / math.sqrt(tensor.numel())

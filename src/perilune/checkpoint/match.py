@@ -85,10 +85,11 @@ def match_tensors(spec: ModelSpec, tensors: Mapping[str, TensorMeta]) -> Match:
     wrong: list[str] = []
     rest = dict(tensors)
     for info in expected_tensors(spec):
+        faults = len(wrong)
         found = _take(info, rest, spec.quant, wrong)
         if found is not None:
             stored[info.name] = found
-        elif info.name not in tensors and info.name + _PACKED not in tensors:
+        elif len(wrong) == faults:
             missing.append(info.name)
             if len(missing) >= MAX_MISSING:
                 break
@@ -99,7 +100,7 @@ def match_tensors(spec: ModelSpec, tensors: Mapping[str, TensorMeta]) -> Match:
 
 
 def _take(info: TensorInfo, rest: dict[str, TensorMeta], quant: QuantSpec | None, wrong: list[str]) -> Stored | None:
-    """Moves a weight's tensors out of ``rest``; faults go to ``wrong``. None: nothing usable there."""
+    """Moves a weight's tensors out of ``rest``; faults go to ``wrong``. None and no fault: it is missing."""
     plain = rest.pop(info.name, None)
     packed = rest.pop(info.name + _PACKED, None) if info.kind in LINEAR else None
     if packed is None:
@@ -134,6 +135,8 @@ def _packed_faults(
 
 
 def _fault(meta: TensorMeta, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> Iterator[str]:
+    if meta.shape == shape and meta.dtype in dtypes:
+        return
     where = f"{shown(meta.name)} in {shown(meta.file.name)}"
     if meta.shape != shape:
         yield f"{where} has shape {list(meta.shape)}, config.json implies {list(shape)}"

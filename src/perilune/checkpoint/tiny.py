@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -156,9 +155,13 @@ def write_tiny(
     if fmt == "int4":
         config["quantization_config"] = int4_config()
     spec = ModelSpec.from_config(config, where="tiny config")
-    out.mkdir(parents=True, exist_ok=True)
+    files = _byte_tokenizer() if tokenizer is None else _copied_tokenizer(tokenizer)
+    needed = files["tiktoken.model"].count(b"\n") + NUM_SPECIALS
+    if spec.vocab_size < needed:
+        raise ConfigError(f"vocab_size is {spec.vocab_size}, the tokenizer needs {needed}")
     write_checkpoint(out, config, _tensors(spec, fmt, seed), shard_bytes)
-    _write_tokenizer(out, spec.vocab_size, tokenizer)
+    for name, content in files.items():
+        (out / name).write_bytes(content)
     return spec
 
 
@@ -190,15 +193,17 @@ def _random(info: TensorInfo, generator: torch.Generator) -> Tensor:
     return noise.mul_(gain / math.sqrt(info.shape[1]))
 
 
-def _write_tokenizer(out: Path, vocab_size: int, source: Path | None) -> None:
-    if source is not None:
-        for name in ("tiktoken.model", "tokenizer_config.json"):
-            shutil.copyfile(source / name, out / name)
-        return
-    if vocab_size < NUM_RANKS + NUM_SPECIALS:
-        raise ConfigError(f"vocab_size is {vocab_size}, the byte-level tokenizer needs {NUM_RANKS + NUM_SPECIALS}")
-    ranks = [f"{base64.b64encode(bytes([byte])).decode()} {rank}" for rank, byte in enumerate(_byte_order())]
-    (out / "tiktoken.model").write_text("\n".join(ranks) + "\n")
+def _copied_tokenizer(source: Path) -> dict[str, bytes]:
+    files = {}
+    for name in ("tiktoken.model", "tokenizer_config.json"):
+        if not (source / name).is_file():
+            raise ConfigError(f"`{source / name}` is missing", hint="name a folder with Kimi's tokenizer files")
+        files[name] = (source / name).read_bytes()
+    return files
+
+
+def _byte_tokenizer() -> dict[str, bytes]:
+    ranks = [f"{base64.b64encode(bytes([byte])).decode()} {rank}\n" for rank, byte in enumerate(_byte_order())]
     added = {
         str(NUM_RANKS + offset): {
             "content": content,
@@ -218,7 +223,7 @@ def _write_tokenizer(out: Path, vocab_size: int, source: Path | None) -> None:
         "unk_token": "[UNK]",
         "tokenizer_class": "TikTokenTokenizer",
     }
-    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    return {"tiktoken.model": "".join(ranks).encode(), "tokenizer_config.json": json.dumps(settings, indent=2).encode()}
 
 
 def _byte_order() -> list[int]:

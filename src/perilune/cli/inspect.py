@@ -36,7 +36,7 @@ def inspect(model: Path, as_json: bool) -> None:
         console = Console(highlight=False, markup=False)
         console.print(_table(report))
         for line in _lines(report):
-            console.print(line)
+            console.print(line, soft_wrap=True)  # a line stays one line when it is piped
     if not report.loadable:
         count = len(report.missing) + len(report.wrong) + len(report.unknown)
         raise CheckpointError(f"{count} tensors prevent loading", hint="" if as_json else "`--json` lists all of them")
@@ -57,7 +57,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
     rows = [
         ("model", report.path),
         ("type", f"{report.model_type}, {report.num_layers} layers, up to {report.max_position:,} positions"),
-        ("format", f"{report.format} experts, {report.tensors:,} tensors in {report.shards:,} files"),
+        ("format", f"{report.format} experts, {report.tensors:,} tensors in {_files(report.shards)}"),
         ("weights", f"{report.parameters:,}, of which a token meets {report.active_parameters:,}"),
         ("bytes", _size(report.tensor_bytes)),
     ]
@@ -78,6 +78,10 @@ def _lines(report: Report) -> list[str]:
         if len(names) > SHOWN_FAULTS:
             lines.append(f"{word}: … and {len(names) - SHOWN_FAULTS:,} more")
     return lines
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count:,} files"
 
 
 def _size(count: int) -> str:

@@ -89,7 +89,7 @@ def bundled_model() -> Path:
     Raises:
         UsageError: this build has none.
     """
-    path = Path(str(resources.files("perilune"))) / "assets" / BUNDLED
+    path = Path(str(resources.files("perilune").joinpath("assets", BUNDLED)))
     if not (path / "config.json").is_file():
         raise UsageError(
             f"this build has no bundled model {BUNDLED!r}", hint="give a model directory: perilune serve PATH"

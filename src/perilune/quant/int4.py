@@ -6,8 +6,10 @@ is no multiple of 8 must be known from elsewhere. Knows tensors, not files or na
 
 Expanding uses the native codec where one was built; the torch path beside it gives the same numbers to the bit.
 
-Kimi K2's own rule uses 15 levels, -7…7 with scale = amax/7: the defaults here. They re-quantise a dequantised Kimi
-weight to the same codes and scales. compressed-tensors' min-max rule is ``divisor=7.5, qmin=-8``.
+Kimi K2's own rule uses 15 levels, -7…7 with scale = amax/7: the defaults here. A float32 product code·scale comes back
+as the same codes and scales. One that was rounded to bf16 comes back as the same codes, but amax has lost a bit: of a
+scale with 8-bit significand m ≥ 147 and m mod 8 = 4 the last place moves by one.
+compressed-tensors' min-max rule is ``divisor=7.5, qmin=-8``.
 """
 
 from __future__ import annotations
@@ -34,10 +36,12 @@ def pack(codes: Tensor) -> Tensor:
     if codes.numel() and not -8 <= int(codes.min()) <= int(codes.max()) <= 7:
         raise ConfigError(f"INT4 codes reach from {int(codes.min())} to {int(codes.max())}, -8 to 7 is allowed")
     out, width = codes.shape
-    nibbles = torch.zeros(out, -(-width // CODES_PER_WORD) * CODES_PER_WORD, dtype=torch.uint8, device=codes.device)
+    packed = torch.empty(out, -(-width // CODES_PER_WORD), dtype=torch.int32, device=codes.device)
+    nibbles = torch.zeros(out, packed.shape[1] * CODES_PER_WORD, dtype=torch.uint8, device=codes.device)
     nibbles[:, :width] = (codes + 8).to(torch.uint8)
     # Little-endian: byte k of a word holds element 2k in its low and 2k+1 in its high nibble.
-    return (nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)).view(torch.int32)
+    torch.bitwise_or(nibbles[:, 0::2], nibbles[:, 1::2] << 4, out=packed.view(torch.uint8))
+    return packed
 
 
 def unpack(packed: Tensor, in_features: int) -> Tensor:

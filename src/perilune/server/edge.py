@@ -68,7 +68,8 @@ class Edge:
     def _check_origin(self, headers: Headers) -> None:
         hosts = headers.getlist("host")
         if len(hosts) != 1:
-            raise HttpError(400, f"{len(hosts)} Host headers, exactly one is needed", code="invalid_host")
+            message = f"{len(hosts)} Host headers, exactly one is needed"
+            raise HttpError(400, message, code="invalid_host", headers={"connection": "close"})
         if self._allowed_hosts is not None and _host_name(hosts[0]) not in self._allowed_hosts:
             raise HttpError(
                 421,

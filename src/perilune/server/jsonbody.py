@@ -19,10 +19,10 @@ MAX_CONTAINERS: Final = 1 << 18
 """Runs of brackets in one body. A conversation of 1,000 turns with 100 tools stays below 20,000."""
 
 _BOM: Final = b"\xef\xbb\xbf"
-# One match swallows text, numbers and whole strings (an unfinished one too) up to the next run of equal brackets.
-# Possessive quantifiers: linear time on any input.
+# One match swallows text, numbers and whole strings (an unfinished one too) up to the next run of equal brackets, or
+# to the end. Possessive quantifiers, and a match from wherever the search stands: linear time on any input.
 _BRACKETS: Final = re.compile(
-    rb'(?:[^][{}"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))*+(?:([\[{]++)|([\]}]++))',
+    rb'(?:[^][{}"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))*+(?:([\[{]++)|([\]}]++)|\Z)',
     re.DOTALL,
 )
 
@@ -77,7 +77,7 @@ def _check_depth(body: bytes) -> None:
         return
     depth = 0
     for runs, match in enumerate(_BRACKETS.finditer(body)):
-        depth += len(match[1]) if match[1] else -len(match[2])
+        depth += len(match[1] or b"") - len(match[2] or b"")
         if depth > MAX_DEPTH:
             raise RequestError(
                 f"the body nests arrays and objects deeper than {MAX_DEPTH} levels", code="nesting_too_deep"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -99,7 +99,7 @@ class Tokenizer:
 
     __slots__ = ("_encoding", "_names", "_tokens", "num_ranks", "specials", "vocab_size")
 
-    def __init__(self, tokens: list[bytes], names: Mapping[int, str], vocab_size: int) -> None:
+    def __init__(self, tokens: Sequence[bytes], names: Mapping[int, str], vocab_size: int) -> None:
         ranks = _checked_ranks(tokens)
         first, end = len(tokens), len(tokens) + NUM_SPECIALS
         if end > vocab_size:
@@ -118,7 +118,7 @@ class Tokenizer:
         self.num_ranks: Final = first
         self.vocab_size: Final = vocab_size
         self.specials: Final[Mapping[str, int]] = MappingProxyType(specials)
-        self._tokens = tokens
+        self._tokens: Final = tuple(tokens)
         self._encoding = tiktoken.Encoding(
             "kimi", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=specials
         )
@@ -166,7 +166,7 @@ class Tokenizer:
         token = self.specials.get(name)
         if token is None:
             raise ConfigError(
-                f"the vocabulary has no special token {name!r}",
+                f"the vocabulary has no special token {str(name)!r}",
                 hint=f"a model of the Kimi K2 Thinking family names it in {NAMES_FILE}",
             )
         return token
@@ -243,7 +243,7 @@ def _read_ranks(path: Path) -> list[bytes]:
     return tokens
 
 
-def _checked_ranks(tokens: list[bytes]) -> dict[bytes, int]:
+def _checked_ranks(tokens: Sequence[bytes]) -> dict[bytes, int]:
     ranks = {token: rank for rank, token in enumerate(tokens)}
     if len(ranks) != len(tokens):
         twice = next(token for rank, token in enumerate(tokens) if ranks[token] != rank)

@@ -1,0 +1,102 @@
+"""What is trained: architectures as their config.json, and the course of training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from perilune.checkpoint.tiny import int4_config, tiny_config
+from perilune.config import ModelSpec
+from perilune.text.tokenizer import NUM_SPECIALS
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How one model is trained.
+
+    Attributes:
+        steps: optimiser steps; ``warmup`` of them rise, the last ``decay`` fall linearly to zero.
+        quantise_from: first step with weights as the file will hold them.
+        tokens: of one step, about.
+        width: tokens of a packed row; no chat is longer.
+        muon_lr, adam_lr: peak rates for matrices inside the network and for everything else.
+        shards: parts that a step is cut into, computed side by side.
+        balance: step of the router's correction bias.
+        average: decay of the averaged weights that are exported.
+    """
+
+    seed: int
+    steps: int
+    warmup: int
+    decay: int
+    quantise_from: int
+    tokens: int
+    width: int
+    muon_lr: float
+    adam_lr: float
+    shards: int = 2
+    balance: float = 5e-3
+    average: float = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A model to train. ``dims`` are the fields of config.json that size it."""
+
+    name: str
+    num_ranks: int
+    dims: dict[str, Any]
+    course: Course
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec.from_config(self.config)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json of the exported model, in K2's form: YaRN from 4,096 to 262,144 positions, experts INT4."""
+        return tiny_config(
+            vocab_size=self.num_ranks + NUM_SPECIALS,
+            bos_token_id=self.num_ranks,
+            eos_token_id=self.num_ranks + 2,
+            pad_token_id=self.num_ranks + NUM_SPECIALS - 1,
+            torch_dtype="bfloat16",
+            quantization_config=int4_config(),
+            **self.dims,
+        )
+
+
+PICO: Final = Recipe(
+    name="pico",
+    num_ranks=512,
+    dims={
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
+        "first_k_dense_replace": 1,
+        "intermediate_size": 256,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 2.0,
+    },
+    course=Course(
+        seed=1,
+        steps=2400,
+        warmup=40,
+        decay=1600,
+        quantise_from=1200,
+        tokens=3072,
+        width=384,
+        muon_lr=0.018,
+        adam_lr=2.5e-3,
+    ),
+)
+
+RECIPES: Final = {recipe.name: recipe for recipe in (PICO,)}

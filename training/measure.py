@@ -1,0 +1,129 @@
+"""A model folder measured through the engine that serves it: real generation, parsed as the server parses it.
+
+Unlike ``evaluate`` this judges what an answer says, not whether it is the taught one to the letter: the number that an
+answer ends with, the call's name and arguments. Held-out operands only, all phrasings, with and without other turns.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from perilune.chat.messages import read_messages, read_tools
+from perilune.chat.parse import CallDelta, CallStart, ContentDelta, OutputParser
+from perilune.chat.render import render
+from perilune.engine.build import EngineOptions, build_engine
+from perilune.engine.engine import Engine
+from perilune.types import FinishReason, Request, SamplingParams
+from training.chats import Sample, Wish, sample
+
+MAX_TOKENS: Final = 128
+CONTEXT: Final = 1024
+
+WISHES: Final = {
+    "sum": Wish(kind="sum", held_out=True),
+    "difference": Wish(kind="difference", held_out=True),
+    "call": Wish(kind="call", held_out=True, after_tool=False),
+    "answer": Wish(kind="call", held_out=True, after_tool=True),
+    "beyond": Wish(kind="beyond", held_out=True),
+    "talk": Wish(kind="talk"),
+    "other": Wish(kind="other"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """An answer as a client sees it. ``calls``: name and raw arguments."""
+
+    content: str
+    calls: tuple[tuple[str, str], ...]
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``valid``: ended by itself and, for a call, names a declared tool with JSON that has its parameter."""
+
+    valid: bool
+    right: bool
+
+
+def open_engine(folder: Path) -> Engine:
+    """The engine on one thread with a context that every generated chat fits into."""
+    return build_engine(folder, EngineOptions(max_model_len=CONTEXT, threads=1))
+
+
+def speak(engine: Engine, chat: Sample, temperature: float, seed: int) -> Spoken:
+    """Lets the model answer a chat."""
+    tools = read_tools(chat.tools)
+    rendered = render(read_messages(chat.messages), tools, engine.tokenizer)
+    sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature, seed=seed)
+    engine.add(Request(id="measured", prompt=rendered.ids, sampling=sampling))
+    parser = OutputParser(engine.tokenizer, tools, rendered.history_calls, rendered.starts_in_think)
+    content, finish = "", None
+    names: list[str] = []
+    texts: dict[int, str] = {}
+    while engine.has_work:
+        for out in engine.step():
+            events = parser.feed(out.tokens)
+            if out.finish is not None:
+                finish = out.finish
+                events += parser.finish(out.finish)
+            for event in events:
+                if isinstance(event, ContentDelta):
+                    content += event.text
+                elif isinstance(event, CallStart):
+                    names.append(event.name)
+                elif isinstance(event, CallDelta):
+                    texts[event.index] = texts.get(event.index, "") + event.arguments
+    calls = tuple((name, texts.get(index, "")) for index, name in enumerate(names))
+    return Spoken(content, calls, finish)
+
+
+def judge(chat: Sample, spoken: Spoken) -> Verdict:
+    """Compares an answer with the taught reply."""
+    ended = spoken.finish == FinishReason.STOP
+    reply = chat.reply
+    if reply.tool:
+        wanted = json.loads(reply.arguments)
+        (parameter,) = wanted
+        given = _arguments(spoken)
+        valid = ended and isinstance(given.get(parameter), str) and spoken.calls[0][0] == reply.tool
+        return Verdict(valid, valid and given == wanted)
+    said = ended and not spoken.calls
+    if chat.problem is not None and reply.text.endswith(f"= {chat.problem.value}."):
+        numbers = re.findall(r"-?\d+(?:\.\d+)?", spoken.content)
+        return Verdict(said, said and numbers[-1:] == [chat.problem.value])
+    return Verdict(said, said and spoken.content == reply.text)
+
+
+def _arguments(spoken: Spoken) -> dict[str, Any]:
+    """The arguments of the only call; empty if there is not exactly one, or it has no JSON object."""
+    if len(spoken.calls) != 1:
+        return {}
+    try:
+        value = json.loads(spoken.calls[0][1])
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def group(name: str, chat: Sample) -> str:
+    """Sums and differences are told apart by the digits of the longer operand."""
+    if chat.problem is None or name not in ("sum", "difference"):
+        return name
+    return f"{name}, {max(len(str(operand)) for operand in chat.problem.operands)} digits"
+
+
+def measure(engine: Engine, count: int, temperature: float, seed: str = "figures") -> Iterator[tuple[str, Verdict]]:
+    """``count`` chats of every kind: their group and the verdict."""
+    for name, wish in WISHES.items():
+        rng = random.Random(f"{seed}:{name}")
+        for index in range(count):
+            chat = sample(rng, wish)
+            yield group(name, chat), judge(chat, speak(engine, chat, temperature, index))

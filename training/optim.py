@@ -1,0 +1,101 @@
+"""Muon for the matrices inside the network, AdamW for embeddings, head, router and norms; rates; averaged weights.
+
+Muon (Jordan et al., 2024): momentum, then the nearest (semi-)orthogonal matrix by five Newton–Schulz steps, so that
+every direction of a weight is trained at the same pace. Stacked experts are a batch of matrices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from perilune.layout.names import EMBEDDING, HEAD
+from training.configs import Course
+from training.model import Params, is_bias
+
+MOMENTUM = 0.95
+BETAS = (0.9, 0.98)
+EPS = 1e-10
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic from Muon's authors: singular values end between about 0.7 and 1.2."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that training carries from step to step, updated in place."""
+
+    params: Params
+    momentum: Params
+    square: Params
+    average: Params
+
+    @classmethod
+    def fresh(cls, params: Params) -> State:
+        trained = {name: p for name, p in params.items() if not is_bias(name)}
+        return cls(
+            params=params,
+            momentum={name: torch.zeros_like(p) for name, p in trained.items()},
+            square={name: torch.zeros_like(p) for name, p in trained.items() if not by_muon(name, p)},
+            average={name: p.clone() for name, p in params.items()},
+        )
+
+
+def by_muon(name: str, param: Tensor) -> bool:
+    """True for matrices that map hidden values to hidden values."""
+    return param.dim() > 1 and name not in (EMBEDDING, HEAD) and not name.endswith("mlp.gate.weight")
+
+
+def rate(course: Course, step: int) -> float:
+    """Warm-up, stable, linear decay to zero: a factor from 0 to 1."""
+    return min((step + 1) / course.warmup, (course.steps - step) / course.decay, 1.0)
+
+
+@torch.no_grad()
+def update(state: State, grads: Params, course: Course, step: int) -> None:
+    """One step of all parameters, then of their average."""
+    factor = rate(course, step)
+    for name, grad in grads.items():
+        param, momentum = state.params[name], state.momentum[name]
+        if name in state.square:
+            square = state.square[name]
+            momentum.lerp_(grad, 1 - BETAS[0])
+            square.lerp_(grad.square(), 1 - BETAS[1])
+            m = momentum / (1 - BETAS[0] ** (step + 1))
+            v = square / (1 - BETAS[1] ** (step + 1))
+            param.sub_(m / (v.sqrt() + EPS), alpha=course.adam_lr * factor)
+        else:
+            momentum.lerp_(grad, 1 - MOMENTUM)
+            direction = _orthogonal(grad.lerp(momentum, MOMENTUM))
+            scale = math.sqrt(max(1.0, param.shape[-2] / param.shape[-1]))
+            param.sub_(direction, alpha=course.muon_lr * factor * scale)
+    keep = min(course.average, step / (step + 10))
+    for name, average in state.average.items():
+        average.lerp_(state.params[name], 1 - keep)
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
+    """The orthogonal factor of ``matrix`` [..., out, in], about."""
+    tall = matrix.shape[-2] > matrix.shape[-1]
+    x = matrix.transpose(-2, -1) if tall else matrix
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+    a, b, c = _NEWTON_SCHULZ
+    for _ in range(5):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    factor: Tensor = x.transpose(-2, -1) if tall else x
+    return factor
+
+
+@torch.no_grad()
+def balance(state: State, loads: dict[str, Tensor], step_size: float) -> None:
+    """Moves each router's bias towards equal loads (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+
+    Args:
+        loads: name of the bias → tokens that each expert got.
+    """
+    for name, load in loads.items():
+        mean = load.float().mean()
+        state.params[name].add_((mean - load).sign(), alpha=step_size)
