@@ -384,6 +384,7 @@ class EngineConfig:
         prefix_cache: reuse the latents of prompts that begin alike.
         watermark: share of the blocks that stays free when a request is admitted beside others.
         depth: steps in flight; a plan is made before the results of ``depth - 1`` earlier ones are known.
+        record_events: keep what the prefix cache stores and removes, to be published.
         row_invariant: each token's bits depend on its own inputs only (slow: the reference backend token by token).
         device: ``cpu`` or ``cuda``.
         dtype: of activations and cache; ``float64`` is the oracle's.
@@ -399,6 +400,7 @@ class EngineConfig:
     watermark: float = 0.01
     depth: int = 1
     row_invariant: bool = False
+    record_events: bool = False
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["bfloat16", "float32", "float64"] = "float32"
     attention: Literal["absorbed", "decompressed"] = "absorbed"

@@ -10,14 +10,18 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
+import zmq
+import zmq.asyncio
 
 from perilune.engine.options import EngineOptions
 from perilune.engine.remote import RemoteEngine, Supervision
-from perilune.errors import CapacityError, CheckpointError, ContextLengthError, EngineError
+from perilune.errors import CapacityError, CheckpointError, ContextLengthError, EngineError, PortError
 from perilune.types import FinishReason, Request, SamplingParams, TokenOut
 
 OPTIONS = EngineOptions(max_model_len=4096, threads=1)
@@ -165,3 +169,43 @@ def test_an_engine_does_not_outlive_its_server(tiny_model: Path) -> None:
 def test_the_server_side_needs_no_torch() -> None:
     script = "import sys, perilune.engine.remote; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+async def test_cache_events_are_published_and_can_be_asked_for_again(tiny_model: Path, tmp_path: Path) -> None:
+    """What routers written for vLLM decode: three frames, maps with ``type``, a replay that ends with all ones."""
+    options = replace(
+        OPTIONS, kv_events=f"ipc://{tmp_path}/events", kv_events_replay=f"ipc://{tmp_path}/replay", kv_events_topic="kv"
+    )
+    with zmq.asyncio.Context() as context:
+        subscriber, replay = context.socket(zmq.SUB), context.socket(zmq.DEALER)
+        subscriber.subscribe(b"kv")
+        subscriber.connect(options.kv_events)
+        replay.connect(options.kv_events_replay)
+        engine = await RemoteEngine.start(tiny_model, options)
+        try:
+            async with asyncio.timeout(20):
+                await asyncio.sleep(0.5)  # a subscription needs a moment to arrive: what is published before is missed
+                prompt = tuple(range(70))
+                sampling = SamplingParams(max_tokens=1, ignore_eos=True)
+                await collect(engine, Request(id="a", prompt=prompt, sampling=sampling))
+                topic, number, payload = await subscriber.recv_multipart()
+                assert (topic, number) == (b"kv", bytes(8))
+                _, events, rank = msgspec.msgpack.decode(payload)
+                assert rank == 0
+                assert [event["type"] for event in events] == ["BlockStored"] * 2
+                assert events[0]["token_ids"] == list(prompt[:32])
+                assert events[1]["parent_block_hash"] == events[0]["block_hashes"][0]
+                assert events[0]["block_size"] == 32
+                await replay.send_multipart((b"", b"junk"))
+                await replay.send_multipart((b"", bytes(8)))
+                assert await replay.recv_multipart() == [b"", topic, number, payload]
+                assert await replay.recv_multipart() == [b"", b"", b"\xff" * 8, b""]
+        finally:
+            await engine.close()
+            subscriber.close(0)
+            replay.close(0)
+
+
+async def test_an_address_for_events_that_cannot_be_bound(tiny_model: Path) -> None:
+    with pytest.raises(PortError, match="cannot be published on tcp://nowhere"):
+        await RemoteEngine.start(tiny_model, replace(OPTIONS, kv_events="tcp://nowhere"))

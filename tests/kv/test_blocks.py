@@ -113,7 +113,7 @@ def test_the_least_recently_used_prefix_is_forgotten_first_and_from_its_end() ->
 
 
 def test_events_tell_what_can_be_hit() -> None:
-    pool = BlockPool(3, SIZE)
+    pool = BlockPool(3, SIZE, record_events=True)
     names = chain([1, 2, 3, 4])
     blocks = pool.acquire(2)
     for place, block in enumerate(blocks):
@@ -122,7 +122,8 @@ def test_events_tell_what_can_be_hit() -> None:
     pool.release(blocks, 0)
     pool.acquire(2)
     pool.clear()
-    first, second, removed, cleared = pool.events
+    first, second, removed, cleared = pool.take_events()
+    assert pool.take_events() == []
     assert first == BlockStored(
         block_hashes=[names.hashes[0]], parent_block_hash=None, token_ids=[7, 8], block_size=SIZE
     )

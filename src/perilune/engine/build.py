@@ -64,6 +64,7 @@ def build_engine(model: Path, options: EngineOptions, progress: Progress | None 
         policy=options.policy,
         prefix_cache=options.prefix_cache,
         row_invariant=options.row_invariant,
+        record_events=bool(options.kv_events),
         depth=options.depth,
         device=options.device,
         dtype=dtype_name,

@@ -37,6 +37,7 @@ from perilune.engine.messages import (
     decode_to_engine,
     encode,
 )
+from perilune.engine.publish import EventPublisher
 from perilune.errors import EngineError, PeriluneError
 
 HEARTBEAT_S: Final = 0.5
@@ -79,16 +80,19 @@ class _Child:
     def run(self) -> int:
         """Loads and serves until told to stop; the exit code."""
         try:
+            publisher = self._publisher()
             engine = build_engine(Path(self._boot.model), self._boot.options, self._progress())
             pulse = _Pulse(self._context, self._boot.heartbeats, engine)
             pulse.start()
             self._tell(Ready(engine.config, engine.scheduler.pool.num_blocks))
-            while self._receive(engine):
+            while self._receive(engine, publisher):
                 pulse.step_started = time.monotonic()
                 outs = engine.step()
                 pulse.step_started = 0.0
                 if outs:
                     self._tell(News(outs, engine.stats()))
+                if (events := engine.take_events()) and publisher is not None:
+                    publisher.publish(events)
         except PeriluneError as error:
             self._tell(Failed(type(error).__name__, error.message, error.hint))
             return self._leave(error.exit_code)
@@ -98,9 +102,23 @@ class _Child:
             return self._leave(EngineError.exit_code)
         return self._leave(0)
 
-    def _receive(self, engine: Engine) -> bool:
+    def _publisher(self) -> EventPublisher | None:
+        options = self._boot.options
+        if not options.kv_events:
+            return None
+        return EventPublisher(self._context, options.kv_events, options.kv_events_replay, options.kv_events_topic)
+
+    def _receive(self, engine: Engine, publisher: EventPublisher | None) -> bool:
         """Takes in what has arrived; sleeps while there is nothing to do. False: stop."""
-        while self._socket.poll(0 if engine.has_work else None):
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        if publisher is not None and publisher.replays is not None:
+            poller.register(publisher.replays, zmq.POLLIN)
+        while ready := dict(poller.poll(0 if engine.has_work else None)):
+            if publisher is not None and publisher.replays in ready:
+                publisher.answer_replays()
+            if self._socket not in ready:
+                continue
             match decode_to_engine(self._socket.recv()):
                 case Submit(request):
                     engine.add(request)

@@ -14,6 +14,7 @@ from perilune.config import EngineConfig
 from perilune.engine.admission import check_request
 from perilune.engine.options import EngineStats
 from perilune.engine.worker import Worker
+from perilune.kv.events import CacheEvent
 from perilune.sched.scheduler import Scheduler
 from perilune.sched.state import RequestState
 from perilune.text.tokenizer import Tokenizer
@@ -85,6 +86,10 @@ class Engine:
             prefix_hits=scheduler.stats.prefix_hits,
             generated_tokens=scheduler.stats.generated_tokens,
         )
+
+    def take_events(self) -> list[CacheEvent]:
+        """What the cache has stored and removed since the last call, where that is recorded."""
+        return self.scheduler.pool.take_events()
 
     def end_all(self, error: str) -> list[TokenOut]:
         """Ends every request with an error: the last thing an engine does that can't go on."""

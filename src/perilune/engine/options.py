@@ -17,7 +17,8 @@ class EngineOptions:
     """None: decided from the model and the machine. For the rest see ``perilune.config.EngineConfig``.
 
     ``dtype`` defaults to float32 on a CPU (bfloat16 is slower there on the reference backend) and bfloat16 on CUDA;
-    ``kv_tokens``, what the cache holds, to a share of the free memory.
+    ``kv_tokens``, what the cache holds, to a share of the free memory. ``kv_events`` and ``kv_events_replay`` are
+    ZMQ addresses on which an engine process publishes what its cache holds (``perilune.engine.publish``).
     """
 
     max_model_len: int | None = None
@@ -33,6 +34,9 @@ class EngineOptions:
     dtype: DtypeName | None = None
     attention: Literal["absorbed", "decompressed"] = "absorbed"
     threads: int | None = None
+    kv_events: str = ""
+    kv_events_replay: str = ""
+    kv_events_topic: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,14 @@ def blocks_for(tokens: int, block_size: int) -> int:
 class BlockPool:
     """Blocks 1 … ``num_blocks - 1``.
 
-    Attributes:
-        events: what routers must learn; the caller takes and clears it.
+    Args:
+        record_events: keep what routers must learn, for ``take_events``.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, record_events: bool = False) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.events: list[CacheEvent] = []
+        self._events: list[CacheEvent] | None = [] if record_events else None
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))  # least recently used first
         self._owners = [0] * num_blocks
         self._fenced: deque[tuple[int, int]] = deque()  # (step, block), steps never decrease
@@ -81,7 +81,7 @@ class BlockPool:
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         forgotten = [name for block in taken if (name := self._forget(block)) is not None]
         if forgotten:
-            self.events.append(BlockRemoved(block_hashes=forgotten))
+            self._record(BlockRemoved(block_hashes=forgotten))
         for block in taken:
             self._owners[block] = 1
         return taken
@@ -91,7 +91,7 @@ class BlockPool:
         if name in self._named or block in self._names:
             return
         self._names[block], self._named[name] = name, block
-        self.events.append(
+        self._record(
             BlockStored(
                 block_hashes=[name], parent_block_hash=parent, token_ids=list(tokens), block_size=self.block_size
             )
@@ -120,7 +120,14 @@ class BlockPool:
         """Forgets every cached prefix; owned blocks stay with their owners, nameless."""
         self._names.clear()
         self._named.clear()
-        self.events.append(AllBlocksCleared())
+        self._record(AllBlocksCleared())
+
+    def take_events(self) -> list[CacheEvent]:
+        """What was stored and removed since the last call; nothing where events are not recorded."""
+        events = self._events or []
+        if events:
+            self._events = []
+        return events
 
     def check(self, owners: Iterable[Sequence[int]] = ()) -> None:
         """Raises AssertionError unless every block is owned, fenced or free, and only that.
@@ -141,6 +148,10 @@ class BlockPool:
                 counted[block] += 1
         if any(counted) and counted != self._owners:
             raise AssertionError("sequences hold other blocks than the pool believes")
+
+    def _record(self, event: CacheEvent) -> None:
+        if self._events is not None:
+            self._events.append(event)
 
     def _forget(self, block: int) -> bytes | None:
         name = self._names.pop(block, None)

@@ -12,6 +12,7 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     parent_block_hash: bytes | None
     token_ids: list[int]
     block_size: int
+    medium: str | None = None
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -78,7 +78,7 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, num_blocks: int, namespace: str = "") -> None:
         self.config = config
-        self.pool = BlockPool(num_blocks, config.block_size)
+        self.pool = BlockPool(num_blocks, config.block_size, record_events=config.record_events)
         self.queue = WaitingQueue(config.policy)
         self.stats = SchedulerStats()
         self._namespace = namespace
