@@ -218,7 +218,7 @@ def _server(choice: ModelChoice, url: str | None) -> Iterator[str]:
 
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
     state = ServerState((choice.name,))
-    view = LoadView()
+    view = LoadView(terminal_only=True)
     try:
         with background(Running(state, bind("127.0.0.1", 0), loader(choice, state, view), grace_s=0)) as base:
             view.phase(f"{choice.name} is ready")
