@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +33,7 @@ def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
+SILENCE = b"(nothing, for long)"
 ANSWER = (
     chunk({"role": "assistant", "reasoning_content": "thin"})
     + chunk({"reasoning_content": "king"})
@@ -57,6 +65,7 @@ class Peer:
 
     def __init__(self, bodies: list[bytes], status: int = 200, models: bytes = MODELS) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.over = threading.Event()
         peer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -66,6 +75,8 @@ class Peer:
             def do_POST(self) -> None:
                 length = int(self.headers["content-length"])
                 peer.requests.append(json.loads(self.rfile.read(length)))
+                if bodies[0] == SILENCE and len(peer.requests) == 1:
+                    peer.over.wait(20)
                 self._answer(status, bodies[min(len(peer.requests), len(bodies)) - 1])
 
             def _answer(self, code: int, body: bytes) -> None:
@@ -81,6 +92,7 @@ class Peer:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def close(self) -> None:
+        self.over.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -139,6 +151,64 @@ def test_nothing_to_ask(run: Run, peer: PeerFactory, stdin: bytes, message: str)
     assert done.returncode == 2
     assert message in done.stderr
     assert server.requests == []
+
+
+class Typing:
+    """``perilune chat`` on a terminal of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._master, slave = pty.openpty()
+        environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1"}
+        command = [sys.executable, "-m", "perilune.cli.main", "chat", "--url", url]
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def see(self, text: str) -> None:
+        """Reads until ``text`` is on the screen, behind what was seen before."""
+        deadline = time.monotonic() + 20
+        start = len(self.seen)
+        while text not in self.seen[start:]:
+            assert time.monotonic() < deadline, self.seen
+            if select.select([self._master], [], [], 0.1)[0]:
+                self.seen += os.read(self._master, 4096).decode()
+
+    def close(self) -> int:
+        code = self.process.wait(10)
+        os.close(self._master)
+        return code
+
+
+def test_a_conversation_on_a_terminal(peer: PeerFactory) -> None:
+    """Ctrl-C stops an answer, /new forgets, /exit ends."""
+    server = peer(SILENCE, ANSWER)
+    terminal = Typing(server.url)
+    try:
+        terminal.see("> ")
+        terminal.type("first\r")
+        while not server.requests:
+            time.sleep(0.01)
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.see("> ")
+        terminal.type("second\r")
+        terminal.see("thinking")
+        terminal.see("42")
+        terminal.type("third\r")
+        terminal.see("42")
+        terminal.type("/new\r")
+        terminal.type("fourth\r")
+        terminal.see("42")
+        terminal.type("/exit\r")
+        assert terminal.close() == 0
+    finally:
+        terminal.process.kill()
+    asked = [[message["content"] for message in request["messages"]] for request in server.requests]
+    assert asked == [["first"], ["second"], ["second", "42", "third"], ["fourth"]]
 
 
 def test_a_tool_is_run_and_the_chain_goes_on(peer: PeerFactory, capsys: pytest.CaptureFixture[str]) -> None:
