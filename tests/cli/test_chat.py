@@ -113,6 +113,12 @@ def peer() -> Iterator[PeerFactory]:
         each.close()
 
 
+def test_sampling_options_go_to_the_server(run: Run, peer: PeerFactory) -> None:
+    server = peer(ANSWER)
+    assert run("chat", "--url", server.url, "--temperature", "0", "--seed", "7", stdin="x").returncode == 0
+    assert (server.requests[0]["temperature"], server.requests[0]["seed"]) == (0, 7)
+
+
 @contextmanager
 def talking(url: str, tools: tuple[ToolName, ...] = (), system: str | None = None) -> Iterator[Conversation]:
     client = ChatClient(url)
@@ -301,14 +307,14 @@ def test_markup_in_an_answer_is_text(peer: PeerFactory, capsys: pytest.CaptureFi
 
 
 def test_the_bundled_model_answers_a_sum(run: Run) -> None:
-    done = run("chat", "--thinking", "show", stdin="What is 12+30?")
+    done = run("chat", "--thinking", "show", "--temperature", "0", stdin="What is 12+30?")
     assert done.returncode == 0
     assert "42" in done.stdout
     assert done.stderr, "it thinks first"
 
 
 def test_the_bundled_model_uses_the_calculator(run: Run) -> None:
-    done = run("chat", "--tools", "calculator", stdin="What is 345*27?")
+    done = run("chat", "--tools", "calculator", "--temperature", "0", stdin="What is 345*27?")
     assert done.returncode == 0
     assert "┌ calculator " in done.stderr
     assert "└ 9315" in done.stderr
