@@ -60,7 +60,7 @@ def _set_up(what: str) -> int:
     _say(
         f"set-up: installing {lock.relative_to(ROOT)}, torch and this package into .venv (a few minutes the first time)"
     )
-    if not PYTHON.exists():
+    if not (VENV / "bin" / "pip").exists():  # pip comes last: without it an earlier attempt was interrupted
         venv.create(VENV, with_pip=True)
     # The lock first: it holds torch's own pure dependencies, so that torch comes alone where its build needs no more.
     # --no-deps, since the lock is complete but for torch, which has no one hash: every platform has its own build.

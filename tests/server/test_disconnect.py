@@ -115,7 +115,7 @@ def test_the_generator_is_closed(script: ScriptFactory, serve: ServerFactory, st
 def test_a_client_that_does_not_read_is_dropped(script: ScriptFactory, serve: ServerFactory) -> None:
     """Its request ends; it can't hold the engine by not reading."""
     engine = script(finish=None)
-    engine.steps = [engine.ids("x" * 60_000)] * 400
+    engine.steps = [engine.ids("x" * 60_000)] * 200
     limits = Limits(send_timeout_s=0.3)
     body = json.dumps({**LONG, "stream": True}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -169,3 +169,20 @@ def test_a_long_prompt_does_not_hold_up_others(server: Served) -> None:
     assert b"context_length_exceeded" in answer
     assert len(waits) > 3, "the long prompt took some time"
     assert max(waits) < 0.5
+
+
+def test_work_of_those_who_left_still_counts(server: Served) -> None:
+    """A client that sends much and leaves can't have more done at once than one that stays."""
+    words = " ".join(str(number) for number in range(100_000))
+    body = json.dumps({"messages": [{"role": "user", "content": words}]}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for _ in range(3):
+        with server.connect() as sock:
+            sock.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    most = 0
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and not (most and server.state.in_flight == 0):
+        most = max(most, server.state.in_flight)
+        time.sleep(0.001)
+    assert most >= 2
+    settle(server, 10)

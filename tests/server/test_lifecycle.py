@@ -198,7 +198,7 @@ def test_a_port_in_use() -> None:
     assert "--port" in caught.value.hint
 
 
-@pytest.mark.parametrize("host", ["256.1.1.1", "", "no.such.host.invalid", "203.0.113.7"])
+@pytest.mark.parametrize("host", ["256.1.1.1", "no.such.host.invalid", "203.0.113.7"])
 def test_an_address_that_is_not_ours(host: str) -> None:
     with pytest.raises(PortError, match=host):
         bind(host, 0, public=True)

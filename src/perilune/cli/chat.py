@@ -70,6 +70,12 @@ def chat(
     thinking: Annotated[
         Thinking, typer.Option(help="How to show thinking; auto: shown on a terminal, else hidden.")
     ] = Thinking.AUTO,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="0 is greedy.  [default: the server's]")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Makes answers repeatable.  [default: a new one each time]")
+    ] = None,
     max_model_len: MaxModelLen = None,
     device: DeviceOption = Device.CPU,
     dtype: DtypeOption = None,
@@ -82,7 +88,8 @@ def chat(
 
     choice = ModelChoice(model, max_model_len, device, dtype, threads)
     with _server(choice, url) as base:
-        client = ChatClient(base, name)
+        fields = {"temperature": temperature, "seed": seed}
+        client = ChatClient(base, name, {key: value for key, value in fields.items() if value is not None})
         try:
             talk = Conversation(client, View(thinking), tuple(tools or ()), system)
             if sys.stdin.isatty():
@@ -218,7 +225,7 @@ def _server(choice: ModelChoice, url: str | None) -> Iterator[str]:
 
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
     state = ServerState((choice.name,))
-    view = LoadView()
+    view = LoadView(terminal_only=True)
     try:
         with background(Running(state, bind("127.0.0.1", 0), loader(choice, state, view), grace_s=0)) as base:
             view.phase(f"{choice.name} is ready")

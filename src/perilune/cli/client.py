@@ -6,7 +6,7 @@ is a ``PeerError``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -113,14 +113,16 @@ class ChatClient:
 
     Args:
         url: with or without ``/v1`` at its end.
+        fields: further fields of every request, such as ``temperature``.
 
     Raises:
         PeerError: nobody answers there, or something that is no such server.
     """
 
-    def __init__(self, url: str, model: str | None = None) -> None:
+    def __init__(self, url: str, model: str | None = None, fields: Mapping[str, Any] | None = None) -> None:
         base = url.rstrip("/").removesuffix("/v1")
         self.url = base
+        self._fields = dict(fields or {})
         try:
             self._http = httpx.Client(base_url=base, timeout=httpx.Timeout(None, connect=_CONNECT_S))
         except (httpx.InvalidURL, ValueError) as error:
@@ -137,7 +139,7 @@ class ChatClient:
         Raises:
             PeerError: refused, failed half-way, or no chat completion.
         """
-        body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}
+        body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True, **self._fields}
         if tools:
             body["tools"] = tools
         try:

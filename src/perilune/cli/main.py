@@ -71,7 +71,7 @@ app.command("chat", epilog=chat.EPILOG)(chat.chat)
 
 @app.command("inspect")
 def _inspect(
-    model: Annotated[Path, typer.Argument(help="A model directory in Hugging Face layout.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory in Hugging Face layout.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Tell what is in a checkpoint, from its headers alone: format, sizes, missing or unknown tensors."""

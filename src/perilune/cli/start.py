@@ -44,7 +44,7 @@ class Dtype(StrEnum):
 ModelArgument = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[MODEL]", help=f"A model directory in Hugging Face layout.  [default: the bundled {BUNDLED}]"
+        metavar="MODEL", help=f"A model directory in Hugging Face layout.  [default: the bundled {BUNDLED}]"
     ),
 ]
 MaxModelLen = Annotated[
@@ -98,8 +98,15 @@ def bundled_model() -> Path:
 
 
 def loader(choice: ModelChoice, state: ServerState, view: LoadView) -> Load:
-    """The blocking load of a ``Running`` server, in its thread; phases go to ``view``, bytes to ``/ready`` too."""
+    """The blocking load of a ``Running`` server, in its thread; phases go to ``view``, bytes to ``/ready`` too.
+
+    Raises:
+        UsageError: no model was given and none is bundled. ConfigError: config.json is missing or unusable.
+    """
+    from perilune.config import ModelSpec, read_json
+
     path = choice.path
+    ModelSpec.from_config(read_json(path / "config.json"))  # what is no model is refused before torch is read
 
     def progress(done: int, total: int) -> None:
         state.progress = (done, total)

@@ -42,13 +42,14 @@ def show_error(message: str, hint: str = "") -> None:
 class LoadView:
     """The phases of a start: a bar on a terminal, else a line for each phase and each quarter of the weights.
 
-    ``progress`` may be called from any thread.
+    ``progress`` may be called from any thread. ``terminal_only``: says nothing where stderr is no terminal.
     """
 
     _STEPS = 4
 
-    def __init__(self) -> None:
+    def __init__(self, *, terminal_only: bool = False) -> None:
         self._console = console(stderr=True)
+        self._console.quiet = terminal_only and not self._console.is_terminal
         self._started = time.monotonic()
         self._told = 0
         self._bar: Progress | None = None

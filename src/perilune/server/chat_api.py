@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -28,6 +28,8 @@ from perilune.server.wire import Choice, ChunkWriter, Completion, MessageBuilder
 from perilune.types import FinishReason, TokenOut
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 WARNING_HEADER: Final = "x-perilune-warning"
 _SHUTTING_DOWN: Final = "the server is shutting down, the answer was not finished"
@@ -52,7 +54,7 @@ class ChatEndpoint:
                 await stream.fail(ErrorInfo(message=_SHUTTING_DOWN, type="server_error", code="shutting_down"))
 
     async def _answer(self, engine: Engine, body: bytes, scope: Scope, stream: _EventStream) -> None:
-        prepared = await asyncio.to_thread(prepare, body, engine, self.state, scope[TRACE_ID])
+        prepared = await _whole(asyncio.to_thread(prepare, body, engine, self.state, scope[TRACE_ID]))
         headers = {WARNING_HEADER: prepared.warning} if prepared.warning else {}
         async with aclosing(engine.generate(prepared.request)) as outs:
             news = _healthy(outs, engine)
@@ -129,6 +131,17 @@ async def _unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> Non
         for each in (task, gone):
             each.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _whole(work: Coroutine[Any, Any, T]) -> T:
+    """Waits for the end of a thread's work even when cancelled: until then it counts as in flight, so that clients
+    who leave at once can't pile up work."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        raise
 
 
 async def _disconnected(receive: Receive) -> None:

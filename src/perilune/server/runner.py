@@ -111,6 +111,7 @@ class Running:
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                log_level="critical",  # the edge logs what fails; uvicorn would tell it a second time
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,

@@ -1,0 +1,89 @@
+"""``perilune serve`` as a process: its banner, its curl line, its end."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Run, Serve, ServeProcess
+
+LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "ignore_eos": True}
+
+
+def test_banner_and_its_curl_line(serve: Serve, tiny_model: Path) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("no curl")
+    with serve(str(tiny_model), "--max-model-len", "200", "--served-model-name", "it's") as process:
+        ready = next(i for i, line in enumerate(process.lines) if "is ready after" in line)
+        shown = process.lines[ready:]
+        assert len(shown) <= 6
+        assert all(len(line.split("-d ")[0]) < 120 for line in shown)
+        assert "kimi_k2, bf16 experts" in process.stderr
+        assert "200 tokens" in process.stderr
+        curl = shown[-1].partition("try ")[2].strip()
+        streamed = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60, check=True).stdout
+        assert streamed.startswith('data: {"id":"chatcmpl-')
+        assert streamed.endswith("data: [DONE]\n\n")
+        assert httpx.get(f"{process.url}/v1/models").json()["data"][0]["id"] == "it's"
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+    assert process.lines[-1] == "stopped"
+    assert "Traceback" not in process.stderr
+
+
+def test_first_interrupt_lets_streams_end_second_does_not(serve: Serve, tiny_model: Path) -> None:
+    with (
+        serve(str(tiny_model), "--grace", "30") as process,
+        httpx.stream("POST", f"{process.url}/v1/chat/completions", json=LONG, timeout=30) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        process.signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert next(lines) == ""
+        assert next(lines).startswith("data: {"), "the stream goes on"
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", httpx.URL(process.url).port or 0), timeout=5)
+        assert process.popen.poll() is None
+        process.signal(signal.SIGINT)
+        assert process.wait(10) == 0
+    assert "Traceback" not in process.stderr
+
+
+def test_ended_while_loading(serve_process: ServeProcess, tiny_model: Path) -> None:
+    """Before the model is there, too, one signal is enough."""
+    with serve_process(str(tiny_model)) as process:
+        process.wait_for("listening on")
+        time.sleep(0.3)
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+    assert "is ready" not in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_port_in_use(run: Run, tiny_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = run("serve", str(tiny_model), "--port", port)
+    assert done.returncode == 5
+    assert f"error: cannot listen on 127.0.0.1:{port}: address already in use\nhint: " in done.stderr
+
+
+def test_a_broken_model_is_named(run: Run, tiny_model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_model, broken)
+    shard = next(broken.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:1000])
+    done = run("serve", str(broken), "--port", "0")
+    assert done.returncode == 3
+    assert shard.name in done.stderr
+    assert "Traceback" not in done.stderr
