@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,9 +69,13 @@ ServerFactory = Callable[..., AbstractContextManager[Served]]
 
 
 @contextmanager
-def _serve(load: Load, limits: Limits | None = None, grace_s: int = 0) -> Iterator[Served]:
+def _serve(load: Load | Callable[[], Loaded], limits: Limits | None = None, grace_s: int = 0) -> Iterator[Served]:
+    async def loading() -> Loaded:
+        loaded = load()
+        return await loaded if isinstance(loaded, Awaitable) else loaded
+
     state = ServerState(("tiny", "tiny-alias"), limits)
-    with background(Running(state, bind("127.0.0.1", 0), load, grace_s=grace_s)) as url:
+    with background(Running(state, bind("127.0.0.1", 0), loading, grace_s=grace_s)) as url:
         yield Served(url, state, state.engine)
 
 
