@@ -24,6 +24,7 @@ MAX_JSON_BYTES: Final = 16 << 20
 _MAX_DIM: Final = 1 << 24
 
 WeightFormat = Literal["bf16", "int4"]
+SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -379,6 +380,12 @@ class EngineConfig:
         max_batched_tokens: tokens of one step; longer prompts run in chunks.
         max_num_seqs: requests that run at once.
         block_size: tokens of one cache block.
+        policy: order of waiting requests; see ``perilune.sched.queue``.
+        prefix_cache: reuse the latents of prompts that begin alike.
+        watermark: share of the blocks that stays free when a request is admitted beside others.
+        depth: steps in flight; a plan is made before the results of ``depth - 1`` earlier ones are known.
+        record_events: keep what the prefix cache stores and removes, to be published.
+        row_invariant: each token's bits depend on its own inputs only (slow: the reference backend token by token).
         device: ``cpu`` or ``cuda``.
         dtype: of activations and cache; ``float64`` is the oracle's.
         attention: form of MLA: ``absorbed`` attends over latents, ``decompressed`` over keys and values made of them.
@@ -386,8 +393,14 @@ class EngineConfig:
 
     max_model_len: int
     max_batched_tokens: int = 512
-    max_num_seqs: int = 1
+    max_num_seqs: int = 16
     block_size: int = 32
+    policy: SchedulingPolicy = "fcfs"
+    prefix_cache: bool = True
+    watermark: float = 0.01
+    depth: int = 1
+    row_invariant: bool = False
+    record_events: bool = False
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["bfloat16", "float32", "float64"] = "float32"
     attention: Literal["absorbed", "decompressed"] = "absorbed"

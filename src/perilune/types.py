@@ -29,8 +29,12 @@ class FinishReason(StrEnum):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is chosen and when a request ends. Validated where requests enter; trusted inside.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 are off. ``seed`` None: the engine
-    draws a fresh one. ``banned_ids`` never come out. ``stop_token_ids`` end the request and are not text.
+    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 are off, as are penalties of 0 and a
+    ``repetition_penalty`` of 1. ``seed`` None: the engine draws a fresh one. ``banned_ids`` never come out;
+    ``logit_bias`` holds pairs of id and bias. ``stop_token_ids`` end the request and are not text; before
+    ``min_tokens`` ids neither they nor the model's end marker come out, and no stop string is looked for.
+    ``logprobs``: how many of the most likely ids to report beside each sampled one; None for none at all.
+    ``prompt_logprobs``: the same for the ids of the prompt, the first one excepted.
     """
 
     max_tokens: int
@@ -42,21 +46,39 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     banned_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     ignore_eos: bool = False
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the choice depends on what was said before."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to continue. ``cache_salt`` separates tenants in the prefix cache; lower ``priority`` runs first."""
+    """One sequence to continue.
+
+    ``tenant`` is who pays: fair scheduling shares out by it. ``cache_salt`` separates prefix caches. Lower ``priority``
+    runs first, where the policy looks at it.
+    """
 
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     priority: int = 0
+    tenant: str = ""
     cache_salt: str = ""
 
 
 class SlotOpen(msgspec.Struct, frozen=True, kw_only=True):
-    """From this step on ``slot`` belongs to a new request. ``seed`` is concrete.
+    """From this step on ``slot`` belongs to a new request. ``seed`` is concrete; ``stop_token_ids`` of ``sampling``
+    hold the model's end markers too, unless they are to be ignored. ``prompt_len`` tells prompt from answer.
 
     ``prompt`` and ``generated`` (ids from before a preemption) are filled only where sampling needs them (penalties):
     the ids to run come in the rows.
@@ -66,6 +88,7 @@ class SlotOpen(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     sampling: SamplingParams
     seed: int
+    prompt_len: int
     prompt: tuple[int, ...] = ()
     generated: tuple[int, ...] = ()
 
@@ -83,6 +106,7 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     The last ``drafts`` ids are proposals. With ``sample``, the logits of the last ``drafts + 1`` tokens are sampled and
     drafts are accepted while they equal the sample; without it the row only fills the cache (a prompt chunk).
+    ``scored``: ids whose log-probabilities are wanted, one behind each of the row's first tokens (prompt logprobs).
     """
 
     slot: int
@@ -90,6 +114,7 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
     drafts: int = 0
     sample: bool = True
+    scored: tuple[int, ...] = ()
 
 
 class GrammarRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,24 +164,26 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Raw log-probabilities (before temperature) of the sampled id and of the most likely ids."""
+    """Raw log-probabilities (before bias, penalties, temperature) of one id and of the most likely ids there."""
 
-    sampled: float
+    chosen: float
     top_ids: tuple[int, ...] = ()
     top: tuple[float, ...] = ()
 
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampled ids of one row: accepted drafts and one more. ``error`` ends that request and no other."""
+    """Sampled ids of one row: accepted drafts and one more, with their ``logprobs`` if asked for; ``scores`` of the
+    row's ``scored`` ids. ``error`` ends that request and no other."""
 
     slot: int
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    scores: tuple[TokenLogprobs, ...] = ()
     error: str = ""
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step produced: one ``RowResult`` per sampled row, in the plan's order."""
+    """What a step produced: one ``RowResult`` per row that was sampled or scored, in the plan's order."""
 
     step: int
     rows: tuple[RowResult, ...] = ()
@@ -165,14 +192,19 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 class TokenOut(msgspec.Struct, frozen=True, kw_only=True):
     """News of one request, in order. Ids that might begin a stop string are held back until that is certain.
 
-    ``tail``: bytes of text that come after ``tokens`` and before a matched stop string, when the match begins inside a
-    token. ``completion_tokens`` counts every id generated so far, held-back and stop ids included. ``finish`` is set
-    exactly once, on the last message; ``error`` says why when it is ``error``.
+    ``logprobs`` belong to ``tokens``, one each, where they were asked for; ``prompt_logprobs`` continue those of the
+    prompt's ids from the second on. ``tail``: bytes of text that come after ``tokens`` and before a matched stop
+    string, when the match begins inside a token. ``completion_tokens`` counts every id generated so far, held-back and
+    stop ids included; ``cached_tokens`` those of the prompt that the prefix cache held when the request first ran.
+    ``finish`` is set exactly once, on the last message; ``error`` says why when it is ``error``.
     """
 
     request_id: str
     tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     tail: bytes = b""
     completion_tokens: int = 0
+    cached_tokens: int = 0
     finish: FinishReason | None = None
     error: str = ""

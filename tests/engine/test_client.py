@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from perilune.engine.build import EngineOptions
 from perilune.engine.client import AsyncEngine
+from perilune.engine.options import EngineOptions
 from perilune.errors import ContextLengthError, EngineError, RequestError
 from perilune.types import FinishReason, Request, SamplingParams, TokenOut
 
@@ -94,7 +94,7 @@ async def test_a_failed_engine_ends_streams_and_refuses_new_ones(
         assert (await second)[-1].finish == FinishReason.ERROR
     assert engine.status().phase == "failed"
     assert "no memory left" in engine.status().error
-    with pytest.raises(EngineError, match="the engine is failed"):
+    with pytest.raises(EngineError, match="the engine failed"):
         await collect(engine, request())
 
 

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 import torch
 
-from perilune.engine.build import EngineOptions, build_engine
+from perilune.engine.build import build_engine
 from perilune.engine.engine import Engine
+from perilune.engine.options import EngineOptions
 from perilune.errors import CapacityError, ContextLengthError, RequestError, UsageError
 from perilune.types import FinishReason, Request, SamplingParams, StepPlan, StepResult, TokenOut
 

@@ -12,10 +12,20 @@ from torch import Tensor
 
 from perilune.errors import EngineError
 from perilune.sample.filters import min_p_mask, top_k_mask, top_p_mask
-from perilune.sample.sampler import sample, unpack_mask
+from perilune.sample.logprobs import token_logprobs
+from perilune.sample.penalties import add_bias, penalise
+from perilune.sample.sampler import History, unpack_mask
+from perilune.sample.sampler import sample as sample_with
 from perilune.types import SamplingParams
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0])
+
+
+NOTHING_SAID = History(prompt_len=0)
+
+
+def sample(logits: Tensor, chosen: SamplingParams, seed: int, position: int, allowed: Tensor | None = None) -> int:
+    return sample_with(logits, chosen, seed, position, NOTHING_SAID, allowed)
 
 
 def params(**fields: object) -> SamplingParams:
@@ -89,3 +99,34 @@ def packed(allowed: Tensor) -> bytes:
 @given(st.lists(st.booleans(), min_size=1, max_size=100))
 def test_masks_unpack_to_what_was_packed(bits: list[bool]) -> None:
     assert unpack_mask(packed(torch.tensor(bits)), len(bits)).tolist() == bits
+
+
+def test_stop_ids_do_not_come_before_min_tokens() -> None:
+    wish = params(temperature=0, min_tokens=2, stop_token_ids=(1,))
+    history = History(prompt_len=5)
+    assert [sample_with(LOGITS, wish, 0, position, history) for position in (5, 6, 7)] == [2, 2, 1]
+
+
+def test_bias_adds_up_and_leaves_the_callers_logits() -> None:
+    biased = add_bias(LOGITS, ((3, 100.0), (3, 1.0), (0, -5.0)))
+    assert biased.tolist() == [-4.0, 3.0, 2.0, 100.0]
+    assert LOGITS[3] == -1.0
+    assert sample(LOGITS, params(temperature=0, logit_bias=((1, -100.0),)), 0, 0) == 2
+
+
+def test_penalties_against_their_formulas() -> None:
+    wish = params(presence_penalty=0.5, frequency_penalty=0.25)
+    assert penalise(LOGITS, wish, (0,), (1, 1, 3)).tolist() == [1.0, 3.0 - 0.5 - 0.5, 2.0, -1.0 - 0.5 - 0.25]
+    wish = params(repetition_penalty=2.0)
+    assert penalise(LOGITS, wish, (1, 1), (3,)).tolist() == [1.0, 1.5, 2.0, -2.0]
+    assert penalise(LOGITS, wish, (), ()).tolist() == LOGITS.tolist()
+
+
+def test_logprobs_are_of_the_raw_logits() -> None:
+    expected = LOGITS.log_softmax(-1)
+    found = token_logprobs(LOGITS, 0, 2)
+    assert found.chosen == pytest.approx(expected[0].item())
+    assert found.top_ids == (1, 2)
+    assert found.top == pytest.approx(tuple(expected[[1, 2]].tolist()))
+    assert token_logprobs(LOGITS, 0, 99).top_ids == (1, 2, 0, 3)
+    assert token_logprobs(LOGITS, 0, 0).top_ids == ()

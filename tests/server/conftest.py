@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +17,11 @@ import torch
 
 from perilune.checkpoint.tiny import tiny_config, write_tiny
 from perilune.config import EngineConfig, ModelSpec, read_json
-from perilune.engine.build import EngineOptions
-from perilune.engine.client import AsyncEngine, EngineStatus
+from perilune.engine.client import AsyncEngine
+from perilune.engine.options import EngineOptions, EngineStats, EngineStatus
 from perilune.errors import EngineError
 from perilune.server.limits import Limits
-from perilune.server.runner import Load, Running, background, bind
+from perilune.server.runner import Load, Loaded, Running, background, bind
 from perilune.server.state import Engine, SamplingDefaults, ServerState
 from perilune.text.tokenizer import Tokenizer
 from perilune.types import FinishReason, Request, TokenOut
@@ -69,9 +69,13 @@ ServerFactory = Callable[..., AbstractContextManager[Served]]
 
 
 @contextmanager
-def _serve(load: Load, limits: Limits | None = None, grace_s: int = 0) -> Iterator[Served]:
+def _serve(load: Load | Callable[[], Loaded], limits: Limits | None = None, grace_s: int = 0) -> Iterator[Served]:
+    async def loading() -> Loaded:
+        loaded = load()
+        return await loaded if isinstance(loaded, Awaitable) else loaded
+
     state = ServerState(("tiny", "tiny-alias"), limits)
-    with background(Running(state, bind("127.0.0.1", 0), load, grace_s=grace_s)) as url:
+    with background(Running(state, bind("127.0.0.1", 0), loading, grace_s=grace_s)) as url:
         yield Served(url, state, state.engine)
 
 
@@ -93,8 +97,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(tiny_model: Path) -> Iterator[Served]:
     """The real engine behind the real server, for all tests that leave both as they were."""
 
-    def load() -> tuple[Engine, SamplingDefaults]:
-        return AsyncEngine.start(tiny_model, EngineOptions()), SamplingDefaults()
+    async def load() -> Loaded:
+        return await asyncio.to_thread(AsyncEngine.start, tiny_model, EngineOptions()), SamplingDefaults()
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -163,7 +167,8 @@ class Script:
             self.closed += not ended
 
     def status(self) -> EngineStatus:
-        return EngineStatus(self.phase, len(self.requests), 0, "scripted failure" if self.phase == "failed" else "")
+        error = "scripted failure" if self.phase == "failed" else ""
+        return EngineStatus(self.phase, error, EngineStats(running=len(self.requests)))
 
     async def close(self) -> None:
         self.phase = "stopped"

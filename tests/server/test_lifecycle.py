@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from perilune.errors import CheckpointError, ConfigError, EngineError, PortError, UsageError
-from perilune.server.runner import Loaded, Running, background, base_url, bind
-from perilune.server.state import SamplingDefaults, ServerState, read_defaults
+from perilune.server.runner import Load, Loaded, Running, background, base_url, bind
+from perilune.server.state import Engine, SamplingDefaults, ServerState, read_defaults
 
 if TYPE_CHECKING:
     from tests.server.conftest import ScriptFactory, ServerFactory
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 DEFAULTS = SamplingDefaults()
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - what the tests are about
+
+
+def loads(engine: Engine) -> Load:
+    """A load that has been done."""
+
+    async def load() -> Loaded:
+        return engine, DEFAULTS
+
+    return load
 
 
 class InThread:
@@ -67,9 +76,9 @@ def test_ready_only_when_it_is(script: ScriptFactory) -> None:
     engine = script()
     state = ServerState(("m",))
 
-    def load() -> Loaded:
+    async def load() -> Loaded:
         state.progress = (3, 10)
-        go.wait(10)
+        await asyncio.to_thread(go.wait, 10)
         return engine, DEFAULTS
 
     server = InThread(Running(state, bind("127.0.0.1", 0), load))
@@ -97,7 +106,7 @@ def test_ready_only_when_it_is(script: ScriptFactory) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
-    def load() -> Loaded:
+    async def load() -> Loaded:
         raise CheckpointError("shard 3 is missing")
 
     server = InThread(Running(ServerState(("m",)), bind("127.0.0.1", 0), load))
@@ -111,23 +120,20 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
 
 
 def test_stopped_while_it_loads() -> None:
-    go = threading.Event()
-
-    def load() -> Loaded:
-        go.wait(10)
+    async def load() -> Loaded:
+        await asyncio.sleep(10)
         raise CheckpointError("nobody hears this")
 
     server = InThread(Running(ServerState(("m",)), bind("127.0.0.1", 0), load))
     wait_for_phase(server, "loading")
     server.running.stop()
     server.join()
-    go.set()
     assert server.error is None
 
 
 def test_an_engine_that_fails_ends_the_server(script: ScriptFactory) -> None:
     engine = script()
-    server = InThread(Running(ServerState(("m",)), bind("127.0.0.1", 0), lambda: (engine, DEFAULTS)))
+    server = InThread(Running(ServerState(("m",)), bind("127.0.0.1", 0), loads(engine)))
     wait_for_phase(server, "ready")
     engine.phase = "failed"
     response = server.ready()
@@ -151,7 +157,7 @@ def test_the_end_of_open_streams(script: ScriptFactory, grace_s: int) -> None:
     """A stream that can finish in time does; one that can't is told so, and has no [DONE]."""
     engine = script(delay_s=0.05)
     engine.steps = [engine.ids("a")] * 20
-    server = InThread(Running(ServerState(("m",)), bind("127.0.0.1", 0), lambda: (engine, DEFAULTS), grace_s=grace_s))
+    server = InThread(Running(ServerState(("m",)), bind("127.0.0.1", 0), loads(engine), grace_s=grace_s))
     wait_for_phase(server, "ready")
     lines: list[str] = []
     started = threading.Event()
@@ -175,7 +181,7 @@ def test_the_end_of_open_streams(script: ScriptFactory, grace_s: int) -> None:
 
 def test_the_end_of_an_answer_that_is_awaited_whole(script: ScriptFactory) -> None:
     engine = script(finish=None)
-    server = InThread(Running(ServerState(("m",)), bind("127.0.0.1", 0), lambda: (engine, DEFAULTS), grace_s=0))
+    server = InThread(Running(ServerState(("m",)), bind("127.0.0.1", 0), loads(engine), grace_s=0))
     wait_for_phase(server, "ready")
     got: list[httpx.Response] = []
     url = f"{server.url}/v1/chat/completions"
@@ -212,7 +218,7 @@ def test_the_world_is_not_let_in_by_accident() -> None:
 
 def test_the_world_is_let_in_on_purpose(script: ScriptFactory) -> None:
     """Any Host then; a foreign page still may not."""
-    running = Running(ServerState(("m",)), bind(EVERYWHERE, 0, public=True), lambda: (script(), DEFAULTS))
+    running = Running(ServerState(("m",)), bind(EVERYWHERE, 0, public=True), loads(script()))
     with background(running) as url:
         assert url.startswith("http://127.0.0.1:")
         assert httpx.get(f"{url}/v1/models", headers={"host": "gpu7.example"}).status_code == 200
@@ -227,7 +233,7 @@ def test_ipv6_where_there_is_any(serve: ServerFactory, script: ScriptFactory) ->
         sock = bind("::1", 0)
     except PortError:
         pytest.skip("no IPv6 loopback")
-    with background(Running(ServerState(("m",)), sock, lambda: (script(), DEFAULTS))) as url:
+    with background(Running(ServerState(("m",)), sock, loads(script()))) as url:
         assert url.startswith("http://[::1]:")
         assert httpx.get(f"{url}/ready").status_code == 200
 

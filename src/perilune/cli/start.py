@@ -98,7 +98,7 @@ def bundled_model() -> Path:
 
 
 def loader(choice: ModelChoice, state: ServerState, view: LoadView) -> Load:
-    """The blocking load of a ``Running`` server, in its thread; phases go to ``view``, bytes to ``/ready`` too.
+    """The load of a ``Running`` server; phases go to ``view``, bytes to ``/ready`` too.
 
     Raises:
         UsageError: no model was given and none is bundled. ConfigError: config.json is missing or unusable.
@@ -112,13 +112,12 @@ def loader(choice: ModelChoice, state: ServerState, view: LoadView) -> Load:
         state.progress = (done, total)
         view.progress(done, total)
 
-    def load() -> Loaded:
-        view.phase("loading the program")
-        from perilune.engine.build import EngineOptions
-        from perilune.engine.client import AsyncEngine
+    async def load() -> Loaded:
+        from perilune.engine.options import EngineOptions
+        from perilune.engine.remote import RemoteEngine
         from perilune.server.state import read_defaults
 
-        view.phase(f"reading {path / 'config.json'}")
+        view.phase("starting the engine")
         options = EngineOptions(
             max_model_len=choice.max_model_len,
             device=choice.device.value,
@@ -126,7 +125,7 @@ def loader(choice: ModelChoice, state: ServerState, view: LoadView) -> Load:
             threads=choice.threads,
         )
         defaults = read_defaults(path)
-        return AsyncEngine.start(path, options, progress), defaults
+        return await RemoteEngine.start(path, options, progress=progress), defaults
 
     return load
 

@@ -3,47 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from perilune.checkpoint.load import Checkpoint
 from perilune.config import EngineConfig
 from perilune.engine.engine import Engine
-from perilune.engine.memory import available_bytes, choose_context
+from perilune.engine.memory import CACHE_SHARE, CacheWish, available_bytes, size_cache
+from perilune.engine.options import EngineOptions
 from perilune.engine.worker import Worker, set_threads
 from perilune.errors import UsageError
-from perilune.kv.blocks import blocks_for
-from perilune.model.mla import AttentionForm
 from perilune.model.stack import Network
 from perilune.model.weights import take_weights
 from perilune.ops.ref import RefOps
+from perilune.ops.rowwise import RowwiseOps
 from perilune.text.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], None]
-DtypeName = Literal["bfloat16", "float32", "float64"]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What a user may choose. None: decided from the model and the machine.
-
-    ``dtype`` defaults to float32 on a CPU (bfloat16 is slower there on the reference backend) and bfloat16 on CUDA.
-    """
-
-    max_model_len: int | None = None
-    max_batched_tokens: int = 512
-    block_size: int | None = None
-    device: Literal["cpu", "cuda"] = "cpu"
-    dtype: DtypeName | None = None
-    attention: AttentionForm = "absorbed"
-    threads: int | None = None
 
 
 def build_engine(model: Path, options: EngineOptions, progress: Progress | None = None) -> Engine:
-    """Loads a checkpoint and sizes the cache for one request of the full context.
+    """Loads a checkpoint and sizes the cache.
 
     Args:
         progress: called with (bytes taken, bytes in all) while weights are read.
@@ -66,25 +47,34 @@ def build_engine(model: Path, options: EngineOptions, progress: Progress | None 
     source = checkpoint.source(dtype, options.device, progress)
     weights = take_weights(spec, source, dtype)
     source.finish()
-    network = Network.build(spec, weights, RefOps(), options.attention)
+    ops = RowwiseOps() if options.row_invariant else RefOps()
+    network = Network.build(spec, weights, ops, options.attention)
 
     block_size = options.block_size or (64 if options.device == "cuda" else 32)
     free = available_bytes(options.device)
-    context = choose_context(spec, options.max_model_len, block_size, dtype, free)
+    wish = CacheWish(
+        options.max_model_len, options.kv_tokens, options.max_num_seqs, block_size, CACHE_SHARE[options.device]
+    )
+    cache = size_cache(spec, wish, dtype, free)
     config = EngineConfig(
-        max_model_len=context,
+        max_model_len=cache.context,
         max_batched_tokens=options.max_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
         block_size=block_size,
+        policy=options.policy,
+        prefix_cache=options.prefix_cache,
+        row_invariant=options.row_invariant,
+        record_events=bool(options.kv_events),
+        depth=options.depth,
         device=options.device,
         dtype=dtype_name,
         attention=options.attention,
     )
-    num_blocks = blocks_for(context, block_size) * config.max_num_seqs + 1  # block 0 is never used
-    return Engine(Worker(network, config, num_blocks), config, num_blocks, tokenizer)
+    return Engine(Worker(network, config, cache.num_blocks), config, cache.num_blocks, tokenizer)
 
 
 def _check_options(options: EngineOptions) -> None:
-    for name in ("max_model_len", "max_batched_tokens", "block_size", "threads"):
+    for name in ("max_model_len", "max_batched_tokens", "max_num_seqs", "kv_tokens", "block_size", "threads", "depth"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {value}, at least 1 is needed")

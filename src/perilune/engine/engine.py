@@ -7,15 +7,18 @@ knows nothing of HTTP, threads or processes.
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Collection
 
 from perilune.config import EngineConfig
+from perilune.engine.admission import check_request
+from perilune.engine.options import EngineStats
 from perilune.engine.worker import Worker
-from perilune.errors import ContextLengthError, RequestError
+from perilune.kv.events import CacheEvent
 from perilune.sched.scheduler import Scheduler
 from perilune.sched.state import RequestState
 from perilune.text.tokenizer import Tokenizer
-from perilune.types import FinishReason, Request, TokenOut
+from perilune.types import FinishReason, Request, StepResult, TokenOut
 
 _STOP_MARKERS = ("<|im_end|>", "[EOS]", "[EOT]")
 
@@ -34,11 +37,13 @@ class Engine:
         self.config = config
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(config, num_blocks)
+        self._results: deque[StepResult] = deque()
         self._eos_ids = eos_ids(tokenizer, worker.network.spec.eos_token_ids)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.num_running + self.scheduler.num_waiting > 0
+        """Something to plan or to commit."""
+        return self.scheduler.num_running + self.scheduler.num_waiting + len(self._results) > 0
 
     def add(self, request: Request) -> None:
         """Queues a request.
@@ -49,45 +54,43 @@ class Engine:
         check_request(request, self.config.max_model_len, self.worker.network.spec.vocab_size)
         seed = request.sampling.seed
         seed = secrets.randbits(64) if seed is None else seed
-        self.scheduler.add(RequestState(request, seed, self.tokenizer, self._eos_ids))
+        chain = self.scheduler.chain(request.cache_salt)
+        self.scheduler.add(RequestState(request, seed, chain, self.tokenizer, self._eos_ids))
 
     def abort(self, request_id: str) -> TokenOut | None:
         """Ends a request; its cache is free for the next plan."""
         return self.scheduler.abort(request_id)
 
     def step(self) -> list[TokenOut]:
-        """Plans, runs and commits one step. Empty when there was nothing to do or nothing certain to tell."""
-        plan = self.scheduler.plan()
-        if plan is None:
+        """Fills the steps in flight, then commits the oldest. Empty when there was nothing certain to tell."""
+        while len(self._results) < self.config.depth and (plan := self.scheduler.plan()) is not None:
+            self._results.append(self.worker.run(plan))
+        if not self._results:
             return []
-        result = self.worker.run(plan)
-        return [out for out in self.scheduler.commit(plan, result) if out.tokens or out.tail or out.finish]
+        news = self.scheduler.commit(self._results.popleft())
+        return [out for out in news if out.tokens or out.tail or out.finish or out.prompt_logprobs]
+
+    def stats(self) -> EngineStats:
+        """A snapshot, from any thread: each number is right, together they may be a step apart."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        return EngineStats(
+            step=scheduler.step,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            waiting_tokens=scheduler.queue.num_tokens,
+            total_blocks=pool.num_blocks - 1,
+            free_blocks=pool.num_free,
+            cached_blocks=pool.num_cached,
+            preemptions=scheduler.stats.preemptions,
+            prefix_queries=scheduler.stats.prefix_queries,
+            prefix_hits=scheduler.stats.prefix_hits,
+            generated_tokens=scheduler.stats.generated_tokens,
+        )
+
+    def take_events(self) -> list[CacheEvent]:
+        """What the cache has stored and removed since the last call, where that is recorded."""
+        return self.scheduler.pool.take_events()
 
     def end_all(self, error: str) -> list[TokenOut]:
         """Ends every request with an error: the last thing an engine does that can't go on."""
         return self.scheduler.end_all(FinishReason.ERROR, error)
-
-
-def check_request(request: Request, max_model_len: int, vocab_size: int) -> None:
-    """What the engine demands of a request, callable before it is sent.
-
-    Raises:
-        RequestError: see ``Engine.add``.
-    """
-    prompt, limit = request.prompt, request.sampling.max_tokens
-    if not prompt:
-        raise RequestError("the prompt is empty, at least one token is needed", param="prompt")
-    if not 0 <= min(prompt) <= max(prompt) < vocab_size:
-        raise RequestError(f"token ids run from 0 to {vocab_size - 1}, the prompt has {min(prompt)} … {max(prompt)}")
-    for name in ("stop_token_ids", "banned_ids"):
-        for token in getattr(request.sampling, name):
-            if not 0 <= token < vocab_size:
-                raise RequestError(f"{name} has {token}, token ids run from 0 to {vocab_size - 1}", param=name)
-    if limit < 1:
-        raise RequestError(f"max_tokens is {limit}, at least 1 is needed", param="max_tokens")
-    if len(prompt) + limit > max_model_len:
-        raise ContextLengthError(
-            f"the prompt has {len(prompt)} tokens and max_tokens is {limit}, together over the context of "
-            f"{max_model_len}",
-            hint="shorten the prompt or lower max_tokens",
-        )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from perilune.errors import EngineError
 from perilune.ops import Batch
+from perilune.sample.sampler import History
 from perilune.types import LAST_SAMPLED, SamplingParams, StepPlan
 
 
@@ -18,8 +19,9 @@ class Slot:
 
     sampling: SamplingParams
     seed: int
+    history: History
     blocks: list[int] = field(default_factory=list)
-    last_sampled: int = -1
+    last_sampled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +30,14 @@ class StepInputs:
 
     Attributes:
         ids: int64 [T].
-        wanted: int64 [n], the tokens whose logits are sampled.
-        sampled_rows: for each row of the plan that is sampled, its index and how many of ``wanted`` are its own.
+        wanted: int64 [n], the tokens whose logits are scored or sampled.
+        shares: for each row of the plan that has any in ``wanted``, its index, how many are scored, how many sampled.
     """
 
     ids: Tensor
     batch: Batch
     wanted: Tensor
-    sampled_rows: tuple[tuple[int, int], ...]
+    shares: tuple[tuple[int, int, int], ...]
 
 
 def apply_plan(plan: StepPlan, slots: dict[int, Slot]) -> None:
@@ -43,7 +45,8 @@ def apply_plan(plan: StepPlan, slots: dict[int, Slot]) -> None:
     for slot in plan.closes:
         slots.pop(slot, None)
     for opened in plan.opens:
-        slots[opened.slot] = Slot(opened.sampling, opened.seed)
+        history = History(opened.prompt_len, opened.prompt, list(opened.generated))
+        slots[opened.slot] = Slot(opened.sampling, opened.seed, history)
     for delta in plan.blocks:
         blocks = slots[delta.slot].blocks
         if delta.first != len(blocks):
@@ -60,17 +63,19 @@ def build_inputs(plan: StepPlan, slots: dict[int, Slot], block_size: int, device
     cache_slots: list[int] = []
     wanted: list[int] = []
     row_starts = [0]
-    sampled_rows: list[tuple[int, int]] = []
+    shares: list[tuple[int, int, int]] = []
     for index, row in enumerate(plan.rows):
         slot = slots[row.slot]
         span = range(row.start, row.start + len(row.tokens))
         ids.extend(slot.last_sampled if token == LAST_SAMPLED else token for token in row.tokens)
         positions.extend(span)
         cache_slots.extend(slot.blocks[p // block_size] * block_size + p % block_size for p in span)
+        sampled = row.drafts + 1 if row.sample else 0
+        wanted.extend(range(row_starts[-1], row_starts[-1] + len(row.scored)))
+        wanted.extend(range(len(ids) - sampled, len(ids)))
         row_starts.append(len(ids))
-        if row.sample:
-            wanted.extend(range(len(ids) - row.drafts - 1, len(ids)))
-            sampled_rows.append((index, row.drafts + 1))
+        if row.scored or sampled:
+            shares.append((index, len(row.scored), sampled))
     tables = [slots[row.slot].blocks for row in plan.rows]
     width = max(map(len, tables))
     padded = [table + [-1] * (width - len(table)) for table in tables]
@@ -85,4 +90,4 @@ def build_inputs(plan: StepPlan, slots: dict[int, Slot], block_size: int, device
         kv_lens=tuple(row.start + len(row.tokens) for row in plan.rows),
         block_tables=to_tensor(padded),
     )
-    return StepInputs(to_tensor(ids), batch, to_tensor(wanted), tuple(sampled_rows))
+    return StepInputs(to_tensor(ids), batch, to_tensor(wanted), tuple(shares))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -10,8 +12,26 @@ from perilune.config import ModelSpec
 from perilune.errors import CapacityError
 from perilune.kv.blocks import blocks_for
 
-CACHE_SHARE = 0.5
-"""Share of the free memory that the cache may take when no context length is asked for."""
+CACHE_SHARE: Final = {"cpu": 0.25, "cuda": 0.9}
+"""Share of the free memory that the cache takes at most where nobody says how large it should be. A CPU's memory is
+shared with other programs; a GPU's is ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheWish:
+    """What is wanted of the cache; None: as much as fits.
+
+    Attributes:
+        context: longest prompt plus answer, in tokens.
+        tokens: that the cache holds.
+        share: of the free memory, for what is not given.
+    """
+
+    context: int | None
+    tokens: int | None
+    max_num_seqs: int
+    block_size: int
+    share: float
 
 
 def available_bytes(device: str) -> int:
@@ -37,24 +57,39 @@ def token_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     return spec.num_layers * spec.kv_dim * dtype.itemsize
 
 
-def choose_context(spec: ModelSpec, asked: int | None, block_size: int, dtype: torch.dtype, free: int) -> int:
-    """The context length to serve: what was asked for, or as much of the model's own as half the free memory holds.
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """``context``: longest prompt plus answer, in tokens. ``num_blocks``: of the cache, the unused block 0 included."""
+
+    context: int
+    num_blocks: int
+
+
+def size_cache(spec: ModelSpec, wish: CacheWish, dtype: torch.dtype, free: int) -> CacheSize:
+    """Fits context and cache into ``free`` bytes.
 
     Raises:
-        CapacityError: the cache for what was asked for does not fit.
+        CapacityError: what was asked for does not fit.
     """
-    per_block = token_bytes(spec, dtype) * block_size
-    if asked is None:
-        fitting = int(free * CACHE_SHARE) // per_block * block_size
-        if fitting < block_size:
-            raise CapacityError(
-                f"{free / 1e9:.2f} GB of memory are free, too little for one cache block ({per_block} B)"
-            )
-        return min(spec.max_position, fitting)
-    if blocks_for(asked, block_size) * per_block > free:
-        needed = blocks_for(asked, block_size) * per_block
+    per_block = token_bytes(spec, dtype) * wish.block_size
+    fitting = int(free * wish.share) // per_block  # blocks
+    if fitting < 1:
+        raise CapacityError(f"{free / 1e9:.2f} GB of memory are free, too little for one cache block ({per_block} B)")
+    context = wish.context or min(spec.max_position, (wish.tokens or fitting * wish.block_size))
+    per_request = blocks_for(context, wish.block_size)
+    if wish.tokens is None:
+        blocks = max(per_request, min(per_request * wish.max_num_seqs, fitting))
+    else:
+        blocks = blocks_for(wish.tokens, wish.block_size)
+    if blocks * per_block > free:
         raise CapacityError(
-            f"a context of {asked} tokens needs {needed / 1e9:.2f} GB of cache, {free / 1e9:.2f} GB of memory are free",
-            hint=f"lower --max-model-len, about {int(free * 0.9) // per_block * block_size} tokens fit",
+            f"a cache of {blocks * wish.block_size} tokens needs {blocks * per_block / 1e9:.2f} GB, "
+            f"{free / 1e9:.2f} GB of memory are free",
+            hint=f"lower --max-model-len or --kv-tokens, about {int(free * 0.9) // per_block * wish.block_size} fit",
         )
-    return asked
+    if blocks < per_request:
+        raise CapacityError(
+            f"a cache of {wish.tokens} tokens does not hold one request of the full context, {context} tokens",
+            hint="raise --kv-tokens or lower --max-model-len",
+        )
+    return CacheSize(context, blocks + 1)

@@ -1,21 +1,36 @@
 """Chooses one id from one row of logits, by a request's parameters.
 
-Order: banned ids and grammar → temperature → top-k, top-p, min-p → argmax of logits plus Gumbel noise. The noise is
-keyed by (seed, position), so the id depends on nothing but the logits and the request.
+Order: banned ids and grammar → bias → penalties → temperature → top-k, top-p, min-p → argmax of logits plus Gumbel
+noise. The noise is keyed by (seed, position), so the id depends on nothing but the logits and the request.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from perilune.errors import EngineError
 from perilune.sample.filters import min_p_mask, top_k_mask, top_p_mask
+from perilune.sample.penalties import add_bias, penalise
 from perilune.sample.rng import gumbel
 from perilune.types import SamplingParams
 
 
-def sample(logits: Tensor, params: SamplingParams, seed: int, position: int, allowed: Tensor | None = None) -> int:
+@dataclass(slots=True)
+class History:
+    """What a request has said: ``prompt`` is filled only where penalties need it. ``generated`` grows."""
+
+    prompt_len: int
+    prompt: Sequence[int] = ()
+    generated: list[int] = field(default_factory=list)
+
+
+def sample(
+    logits: Tensor, params: SamplingParams, seed: int, position: int, history: History, allowed: Tensor | None = None
+) -> int:
     """The next id.
 
     Args:
@@ -29,18 +44,30 @@ def sample(logits: Tensor, params: SamplingParams, seed: int, position: int, all
     if not torch.isfinite(logits).all():
         # Never fall through to argmax: it would pick id 0 ("!" in Kimi's vocabulary) for ever.
         raise EngineError("the model produced logits that are not finite")
-    if params.banned_ids:
-        logits = logits.clone()
-        logits[list(params.banned_ids)] = -torch.inf
-    if allowed is not None:
-        logits = logits.masked_fill(~allowed, -torch.inf)
-    if not torch.isfinite(logits).any():
-        raise EngineError("no token is allowed at this position")
+    logits = _forbid(logits, params, position - history.prompt_len, allowed)
+    if params.logit_bias:
+        logits = add_bias(logits, params.logit_bias)
+    if params.penalised:
+        logits = penalise(logits, params, history.prompt, history.generated)
     if params.temperature == 0:
         return _highest(logits)
     logits = logits.to(torch.float64) / params.temperature
     logits = _filter(logits, params)
     return _highest(logits + gumbel(seed, position, logits.shape[-1], str(logits.device)))
+
+
+def _forbid(logits: Tensor, params: SamplingParams, generated: int, allowed: Tensor | None) -> Tensor:
+    banned = list(params.banned_ids)
+    if generated < params.min_tokens:
+        banned += params.stop_token_ids
+    if banned:
+        logits = logits.clone()
+        logits[banned] = -torch.inf
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
+    if (banned or allowed is not None) and not torch.isfinite(logits).any():
+        raise EngineError("no token is allowed at this position")
+    return logits
 
 
 def _highest(scores: Tensor) -> int:

@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -34,7 +34,7 @@ from perilune.server.state import Engine, SamplingDefaults, ServerState
 logger = logging.getLogger(__name__)
 
 Loaded = tuple[Engine, SamplingDefaults]
-Load = Callable[[], Loaded]
+Load = Callable[[], Awaitable[Loaded]]
 
 _WATCH_S: Final = 0.2
 _LAST_WORDS_S: Final = 1.0
@@ -89,7 +89,7 @@ class Running:
     """A server that listens.
 
     Args:
-        load: blocking; runs in a thread of its own. Its exceptions end the server and come out of ``run``.
+        load: its exceptions end the server and come out of ``run``; cancelled when the server ends before.
         on_ready: called on the event loop when requests are taken.
         grace_s: time for open answers at the end.
     """
@@ -146,7 +146,7 @@ class Running:
         """Loads the engine, then sees whether it lives. Ends the server by ending."""
         engine: Engine | None = None
         try:
-            engine, defaults = await _in_thread(self.load)
+            engine, defaults = await self.load()
             self.state.ready(engine, defaults)
             self.on_ready(engine)
             while (status := engine.status()).phase == "ready":  # noqa: ASYNC110 - a snapshot, it rings no bell
@@ -205,35 +205,6 @@ def background(running: Running) -> Iterator[str]:
     finally:
         running.stop()
         thread.join()
-
-
-async def _in_thread(load: Load) -> Loaded:
-    """Like ``asyncio.to_thread``, but nobody waits for the thread when the server ends while it loads."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Loaded] = loop.create_future()
-
-    def settle(result: Loaded | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        elif result is not None:
-            future.set_result(result)
-
-    def body() -> None:
-        result: Loaded | None = None
-        failure: BaseException | None = None
-        try:
-            result = load()
-        except BaseException as error:  # noqa: BLE001 - handed to the event loop
-            failure = error
-        try:
-            loop.call_soon_threadsafe(settle, result, failure)
-        except RuntimeError:
-            logger.debug("the server ended before the model was loaded")
-
-    threading.Thread(target=body, name="perilune-load", daemon=True).start()
-    return await future
 
 
 @contextmanager

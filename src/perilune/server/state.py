@@ -22,13 +22,13 @@ from perilune.text.tokenizer import Tokenizer
 from perilune.types import Request, TokenOut
 
 if TYPE_CHECKING:
-    from perilune.engine.client import EngineStatus  # imports torch, which this level never does
+    from perilune.engine.options import EngineStatus
 
 Phase = Literal["loading", "ready", "failed", "stopped"]
 
 
 class Engine(Protocol):
-    """What the server needs of an engine: ``perilune.engine.client.AsyncEngine``, in this process or another."""
+    """What the server needs of an engine: ``perilune.engine.remote.RemoteEngine``, or its twin in this process."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
