@@ -1,5 +1,6 @@
 """``LLM``: the engine in this process, for scripts and batches. The same scheduler and worker that serve HTTP.
 
+    >>> from perilune.llm import LLM, SamplingParams
     >>> llm = LLM("path/to/model", max_model_len=4096)
     >>> llm.generate(["12+34 is"], SamplingParams(max_tokens=8))[0].text
     >>> answer = llm.chat([{"role": "user", "content": "What is 12+34?"}])
