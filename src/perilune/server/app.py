@@ -57,7 +57,7 @@ def build_app(state: ServerState, allowed_hosts: Collection[str] | None) -> ASGI
         Route("/health", info.health),
         Route("/ready", info.ready),
     ]
-    return Edge(Router(routes, redirect_slashes=False), state.limits, allowed_hosts)
+    return Edge(Router(routes, redirect_slashes=False), state, allowed_hosts)
 
 
 class _Info:

@@ -42,7 +42,7 @@ class ChatEndpoint:
     state: ServerState
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.state.admit() as engine:
+        with self.state.admit(scope) as engine:
             body = await read_json_bytes(scope, receive, self.state.limits)
             stream = _EventStream(send, self.state.limits.send_timeout_s)
             try:

@@ -19,8 +19,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from perilune.server.limits import ClientGone, Limits, drain
+from perilune.server.limits import ClientGone, drain
 from perilune.server.replies import HttpError, error_info, error_response
+from perilune.server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ class Edge:
         allowed_hosts: names that the Host header may have; None allows all, for addresses that others reach.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits, allowed_hosts: Collection[str] | None) -> None:
-        self._app, self._limits, self._allowed_hosts = app, limits, allowed_hosts
+    def __init__(self, app: ASGIApp, state: ServerState, allowed_hosts: Collection[str] | None) -> None:
+        self._app, self._limits, self._allowed_hosts = app, state.limits, allowed_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = _Exchange(scope, receive, send)

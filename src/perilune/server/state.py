@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from starlette.types import Scope
+
 from perilune.config import EngineConfig, ModelSpec, read_json
 from perilune.errors import ConfigError, NotFoundError
 from perilune.server.limits import Limits
@@ -140,8 +142,8 @@ class ServerState:
         self._phase = phase
 
     @contextmanager
-    def admit(self) -> Iterator[Engine]:
-        """Counts one request in flight.
+    def admit(self, scope: Scope) -> Iterator[Engine]:
+        """Counts one request in flight. The engine that it yields keeps the bounds of whoever sent ``scope``.
 
         Raises:
             HttpError: 503, no engine or too many requests.
