@@ -24,6 +24,7 @@ class Limits:
         body_timeout_s: for the whole body to arrive.
         send_timeout_s: for a client that does not read, until its request is aborted.
         max_in_flight: chat requests at once, running and waiting; more get a 503.
+        max_choices, max_prompts: ``n``, and prompts, of one request; max_sequences: their product.
         max_header_bytes, max_headers, header_timeout_s: of a request's head.
         drain_bytes, drain_s: what is read and thrown away before a body is refused, so that clients that send
             first and read afterwards see the answer rather than a reset connection.
@@ -33,6 +34,9 @@ class Limits:
     body_timeout_s: float = 30.0
     send_timeout_s: float = 30.0
     max_in_flight: int = 256
+    max_choices: int = 16
+    max_prompts: int = 1024
+    max_sequences: int = 1024
     max_header_bytes: int = 64 << 10
     max_headers: int = 128
     header_timeout_s: float = 10.0

@@ -85,12 +85,16 @@ class ServerState:
 
     Args:
         names: what clients may call the model; the first one is shown.
+
+    Attributes:
+        metrics_compat: whose metric names ``/metrics`` tells beside our own.
     """
 
     def __init__(self, names: tuple[str, ...], limits: Limits | None = None) -> None:
         self.names = names
         self.limits = limits or Limits()
         self.defaults = SamplingDefaults()
+        self.metrics_compat: Literal["", "vllm"] = ""
         self.created = int(time.time())
         self.progress = (0, 0)
         self.in_flight = 0
