@@ -52,7 +52,9 @@ async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def child() -> psutil.Process:
-    (process,) = (p for p in psutil.Process().children() if "perilune.engine.child" in p.cmdline())
+    """The engine process of this test; those of others may be dying beside it."""
+    alive = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+    (process,) = (p for p in alive if "perilune.engine.child" in p.cmdline())
     return process
 
 

@@ -140,3 +140,17 @@ def test_giving_back_a_free_block_is_a_bug() -> None:
 
 def test_blocks_for_rounds_up() -> None:
     assert [blocks_for(n, 32) for n in (0, 1, 32, 33)] == [0, 1, 1, 2]
+
+
+def test_a_block_that_was_shared_behind_its_fence_waits_for_the_later_one() -> None:
+    pool = BlockPool(2, SIZE)
+    names = chain([1, 2])
+    blocks = pool.acquire(1)
+    pool.publish(blocks[0], names.hashes[0], None, ())
+    pool.release(blocks, fence=5)
+    pool.share(pool.lookup(names.hashes))
+    pool.release(blocks, fence=7)
+    for step, free in ((4, 0), (5, 0), (6, 0), (7, 1)):
+        pool.retire(step)
+        assert pool.num_free == free
+        pool.check([])
