@@ -1,0 +1,152 @@
+"""A real ``perilune serve`` for a benchmark: started, waited for, looked at from outside, stopped.
+
+Looks only at what any operator can see: ``/ready``, ``/metrics`` where there is one, and ``/proc``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.load.client import Address, get
+from benchmarks.load.history import Quiet
+
+START_S = 180.0
+_SAMPLE = re.compile(r"^([a-z_:]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that takes requests. ``engine`` is the process of its engine."""
+
+    address: Address
+    server: psutil.Process
+    engine: psutil.Process
+
+    async def quiet(self, within_s: float = 15.0) -> Quiet:
+        """How it stands at rest: waits until nothing runs, at most ``within_s``."""
+        end = time.monotonic() + within_s
+        while True:
+            status, body = await get(self.address, "/ready")
+            ready = json.loads(body) if status == 200 else {"running": -1, "waiting": -1}
+            # This very look is one connection; descriptors settle when closed ones have been noticed.
+            state = Quiet(
+                ready["running"], ready["waiting"], self.server.num_fds(), len(self.server.children(recursive=True))
+            )
+            if (state.running == 0 and state.waiting == 0) or time.monotonic() > end:
+                return state
+            time.sleep(0.1)
+
+    def memory_mb(self) -> dict[str, float]:
+        """RssAnon + VmSwap of both processes: what they hold of their own, files excepted."""
+        return {"server": _own_mb(self.server.pid), "engine": _own_mb(self.engine.pid)}
+
+    def descriptors(self) -> dict[str, int]:
+        """Open file descriptors of both processes."""
+        return {"server": self.server.num_fds(), "engine": self.engine.num_fds()}
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """User and system time of both processes so far."""
+        return {"server": _cpu_s(self.server), "engine": _cpu_s(self.engine)}
+
+
+Metrics = dict[str, list[tuple[dict[str, str], float]]]
+
+
+async def metrics(address: Address) -> Metrics:
+    """``/metrics``, by name; empty where the server has none."""
+    status, body = await get(address, "/metrics")
+    found: Metrics = {}
+    if status == 200:
+        for name, labels, value in _SAMPLE.findall(body.decode()):
+            found.setdefault(name, []).append((dict(_LABEL.findall(labels)), float(value)))
+    return found
+
+
+@contextmanager
+def serve(options: Sequence[str], threads: int = 1) -> Iterator[Served]:
+    """Starts the program on a free port of this machine; stops it after the block.
+
+    Raises:
+        RuntimeError: it ended, or was not ready in time; with its own words.
+    """
+    command = [sys.executable, "-m", "perilune.cli.main", "serve", "--port", "0", "--threads", str(threads), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603 - the program itself
+        words = _Words(process)
+        try:
+            url = words.wait_for(re.compile(r"URL +http://([\d.]+):(\d+)/v1"))
+            words.wait_for(re.compile(r"  try "))
+            server = psutil.Process(process.pid)
+            yield Served((url[1], int(url[2])), server, _engine_of(server))
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+@dataclass(slots=True)
+class _Words:
+    """What a process says on stderr, read all the time so that it never waits for a reader."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+    _news: threading.Condition = field(default_factory=threading.Condition)
+    _ended: bool = False
+
+    def __post_init__(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def wait_for(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        """The first match in all that was said."""
+        with self._news:
+            self._news.wait_for(lambda: self._ended or self._find(pattern) is not None, START_S)
+        found = self._find(pattern)
+        if found is None:
+            raise RuntimeError("perilune serve did not become ready:\n" + "\n".join(self.lines[-20:]))
+        return found
+
+    def _find(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        return pattern.search("\n".join(self.lines))
+
+    def _read(self) -> None:
+        if self.process.stderr is not None:
+            for line in self.process.stderr:
+                with self._news:
+                    self.lines.append(line.rstrip("\n"))
+                    self._news.notify_all()
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+
+def _engine_of(server: psutil.Process) -> psutil.Process:
+    for child in server.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "perilune.engine.child" in child.cmdline():
+                return child
+    raise RuntimeError("the server has no engine process")
+
+
+def _own_mb(pid: int) -> float:
+    text = Path(f"/proc/{pid}/status").read_text()
+    kib = {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+    return (kib["RssAnon"] + kib["VmSwap"]) / 1024
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
