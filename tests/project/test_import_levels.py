@@ -14,6 +14,7 @@ LEVELS = {
     "errors": 0,
     "types": 0,
     "config": 0,
+    "logs": 0,
     "layout": 1,
     "quant": 1,
     "kv": 1,
@@ -42,7 +43,7 @@ LEVELS = {
 SAME_LEVEL = {("types", "errors"), ("config", "errors"), ("quant", "native"), ("server", "chat"), ("plan", "recipes")}
 """What a level's members may take from each other, by name."""
 
-TORCH_FREE = ("errors", "types", "config", "layout", "kv", "text", "native", "sched", "chat", "server", "cli")
+TORCH_FREE = ("errors", "types", "config", "logs", "layout", "kv", "text", "native", "sched", "chat", "server", "cli")
 TORCH_FREE_FILES = (
     "checkpoint/index.py",
     "engine/admission.py",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from perilune.config import EngineConfig
 from perilune.server.limits import Limits
 from perilune.server.state import SamplingDefaults
 
@@ -131,7 +132,8 @@ def test_a_client_that_does_not_read_is_dropped(script: ScriptFactory, serve: Se
 def test_too_many_at_once(script: ScriptFactory, serve: ServerFactory) -> None:
     engine = script(finish=None)
     engine.steps = [engine.ids("a")]
-    with serve(lambda: (engine, SamplingDefaults()), Limits(max_in_flight=2)) as served:
+    engine.config = EngineConfig(max_model_len=engine.max_model_len, max_num_seqs=1)
+    with serve(lambda: (engine, SamplingDefaults()), Limits(max_queue=1)) as served:
         with httpx.Client(base_url=served.url, timeout=30) as client:
             url, body = "/v1/chat/completions", {**LONG, "stream": True}
             with client.stream("POST", url, json=body) as a, client.stream("POST", url, json=body) as b:

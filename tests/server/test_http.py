@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from perilune.server.connection import Connection
 from perilune.server.limits import Limits
 from perilune.server.state import SamplingDefaults
 
@@ -55,10 +54,8 @@ def error_of(response: bytes) -> dict[str, Any]:
 def quick(script: ScriptFactory, serve: ServerFactory) -> Iterator[Served]:
     """Small bounds and short times, an engine that answers at once."""
     limits = Limits(max_body_bytes=1000, body_timeout_s=0.3, header_timeout_s=0.3, drain_s=0.3, drain_bytes=200_000)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Connection, "limits", limits)
-        with serve(lambda: (script(), SamplingDefaults()), limits) as served:
-            yield served
+    with serve(lambda: (script(), SamplingDefaults()), limits) as served:
+        yield served
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 import zmq
 
+from perilune import logs
 from perilune.engine.build import build_engine
 from perilune.engine.engine import Engine
 from perilune.engine.messages import (
@@ -152,8 +153,9 @@ def main() -> int:
     """Entry point."""
     # Ctrl-C reaches the whole process group; the server decides when its engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return _Child(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Boot)).run()
+    boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Boot)
+    logs.configure(boot.options.log_format, boot.options.log_level)
+    return _Child(boot).run()
 
 
 if __name__ == "__main__":

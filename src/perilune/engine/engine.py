@@ -68,7 +68,12 @@ class Engine:
         if not self._results:
             return []
         news = self.scheduler.commit(self._results.popleft())
-        return [out for out in news if out.tokens or out.tail or out.finish or out.prompt_logprobs]
+        # Ids that are held back are no news; that a request has begun to run is: it has no completion tokens yet.
+        return [
+            out
+            for out in news
+            if out.tokens or out.tail or out.finish or out.prompt_logprobs or not out.completion_tokens
+        ]
 
     def stats(self) -> EngineStats:
         """A snapshot, from any thread: each number is right, together they may be a step apart."""

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perilune.config import SchedulingPolicy
+from perilune.logs import LogFormat, LogLevel
 
 Device = Literal["cpu", "cuda"]
 DtypeName = Literal["bfloat16", "float32", "float64"]
-Phase = Literal["loading", "ready", "failed", "stopped"]
+Phase = Literal["loading", "ready", "silent", "failed", "stopped"]
+"""``silent``: heartbeats are overdue, which may pass; ``failed`` and ``stopped`` are final."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,8 @@ class EngineOptions:
 
     ``dtype`` defaults to float32 on a CPU (bfloat16 is slower there on the reference backend) and bfloat16 on CUDA;
     ``kv_tokens``, what the cache holds, to a share of the free memory. ``kv_events`` and ``kv_events_replay`` are
-    ZMQ addresses on which an engine process publishes what its cache holds (``perilune.engine.publish``).
+    ZMQ addresses on which an engine process publishes what its cache holds (``perilune.engine.publish``). The log is
+    that of an engine process.
     """
 
     max_model_len: int | None = None
@@ -37,6 +40,8 @@ class EngineOptions:
     kv_events: str = ""
     kv_events_replay: str = ""
     kv_events_topic: str = ""
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "warning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What the engine is doing. ``error`` says why when ``phase`` is ``failed``."""
+    """What the engine is doing. ``error`` says why when ``phase`` is ``failed`` or ``silent``."""
 
     phase: Phase
     error: str = ""

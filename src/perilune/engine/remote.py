@@ -4,7 +4,8 @@ The process is started with an ``ipc://`` address in a folder that is made for i
 that ends with it: no name is ever reused, so a server that was killed leaves nothing that the next one could hit.
 
 Health comes from the engine itself. It is ready while heartbeats arrive and no step exceeds its deadline: a stopped
-process is noticed within ``HEARTBEAT_TIMEOUT_S``, and a long prefill is not called dead. When it dies, every open
+process is noticed within ``HEARTBEAT_TIMEOUT_S`` and forgiven if it goes on before the deadline of a step is over, and
+a long prefill is not called dead. When it dies, every open
 stream ends with an error at once; with ``restarts`` a new one is started, with growing pauses.
 """
 
@@ -65,7 +66,8 @@ Progress = Callable[[int, int], None]
 class Supervision:
     """``restart``: start a new engine when one dies, at most 5 times in 10 minutes.
 
-    ``step_deadline_s``: longest time that one step may take; past it the engine counts as hung and is killed.
+    ``step_deadline_s``: longest time that one step, or silence, may take; past it the engine counts as hung and is
+    killed.
     """
 
     restart: bool = False
@@ -122,12 +124,12 @@ class RemoteEngine:
         return self.config.max_model_len
 
     def status(self) -> EngineStatus:
-        """From the last heartbeat. ``failed`` while heartbeats are overdue; ``loading`` before the first and again
-        while a new engine is started."""
+        """From the last heartbeat. ``silent`` while heartbeats are overdue; ``loading`` before the first and again
+        while a new engine is started; ``failed`` and ``stopped`` for good."""
         phase, error = self._phase, self._error
         silent = time.monotonic() - self._last_beat
         if phase == "ready" and silent > HEARTBEAT_TIMEOUT_S:
-            phase, error = "failed", f"the engine process has been silent for {silent:.1f} s"
+            phase, error = "silent", f"the engine process has been silent for {silent:.1f} s"
         return EngineStatus(phase, error, self._stats)
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
@@ -258,6 +260,7 @@ class RemoteEngine:
                     self._progress(done, total)
                 case Ready(config, num_blocks):
                     self.config, self.num_blocks = config, num_blocks
+                    self._stats = EngineStats(total_blocks=num_blocks - 1, free_blocks=num_blocks - 1)
                     self._last_beat = time.monotonic()
                     self._phase, self._error = "ready", ""
                     self._streams.open()
@@ -267,9 +270,15 @@ class RemoteEngine:
                     return _error(kind, text, hint)
 
     async def _feel(self, socket: zmq.asyncio.Socket) -> PeriluneError:
-        """Takes heartbeats, until one tells of a step that hangs."""
+        """Takes heartbeats, until one tells of a step that hangs, or none comes for as long. The first one may take
+        its time: a model is loaded before it."""
+        patience_s: float | None = None
         while True:
-            beat = decode_from_engine(await socket.recv())
+            try:
+                beat = decode_from_engine(await asyncio.wait_for(socket.recv(), patience_s))
+            except TimeoutError:
+                return EngineError(f"the engine process has been silent for {patience_s:.0f} s")
+            patience_s = max(self._supervision.step_deadline_s, HEARTBEAT_TIMEOUT_S)
             if isinstance(beat, Heartbeat):
                 self._last_beat = time.monotonic()
                 self._stats, self._step_seconds = beat.stats, beat.step_seconds

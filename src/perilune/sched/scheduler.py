@@ -261,7 +261,10 @@ class Scheduler:
             state.computed = row.start + len(row.tokens)
             self._publish(state)
         if produced is None:
+            if not state.begun:
+                yield state.begin()
             return
+        state.begun = True
         if (scores := state.scores(row.start, produced.scores)) is not None:
             yield scores
         logprobs = produced.logprobs or (None,) * len(produced.tokens)

@@ -27,6 +27,7 @@ class RequestState:
         slot: the worker's slot, or -1 while waiting.
         blocks: cache blocks, in order of position; the first ``published`` of them can be hit by others.
         stop_ids: ids that end it, the model's end markers among them unless they are ignored.
+        begun: its client knows that it has begun to run.
         scores_told: prompt logprobs that the client has.
         cached_tokens: prompt tokens that the prefix cache held at the first admission, or -1 before it.
     """
@@ -49,6 +50,7 @@ class RequestState:
         self.stop_ids = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
             self.stop_ids |= frozenset(eos_ids)
+        self.begun = False
         self.scores_told = 0
         self._held_logprobs: deque[TokenLogprobs] = deque()
         self._matcher = StopMatcher(request.sampling.stop, tokenizer)
@@ -89,6 +91,11 @@ class RequestState:
             self.finish = FinishReason.LENGTH
             return self._out(step.tokens + self._matcher.flush())
         return self._out(step.tokens)
+
+    def begin(self) -> TokenOut:
+        """News of a long prompt's first step: nothing but that it runs."""
+        self.begun = True
+        return self._out(())
 
     def end(self, reason: FinishReason, error: str = "") -> TokenOut:
         """Ends the request from outside."""

@@ -8,36 +8,54 @@ and answers in the JSON shape of every other error. A refused connection is clos
 from __future__ import annotations
 
 import asyncio
+import time
 from asyncio.events import TimerHandle
-from typing import Any, cast
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from typing import cast
 
 import httptools
 import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
+from uvicorn.server import ServerState as UvicornState
 
 from perilune.server.limits import Limits
-from perilune.server.replies import ErrorBody, ErrorInfo
+from perilune.server.replies import RETRY_AFTER_S, ErrorBody, ErrorInfo
 
 
 class _HeadTooLarge(Exception):
     """Too many bytes or lines before the body."""
 
 
+@dataclass(slots=True)
+class Shared:
+    """What the connections of a server share.
+
+    ``max_connections``: those beyond are answered 503 and closed, before file descriptors run out.
+    """
+
+    config: Config
+    limits: Limits
+    max_connections: int
+    state: UvicornState = field(default_factory=UvicornState)
+    _date: int = 0
+
+    def tell_time(self) -> None:
+        """Sets the date header of the responses to come; once a second, and only while there are any."""
+        now = int(time.time())
+        if now != self._date:
+            self._date = now
+            self.state.default_headers = [(b"date", formatdate(now, usegmt=True).encode())]
+
+
 class Connection(HttpToolsProtocol):
-    """See the module. ``limits`` is a class attribute because uvicorn builds its protocols itself."""
+    """See the module."""
 
-    limits = Limits()
-
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, shared: Shared, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(shared.config, shared.state, {}, loop)
+        self.limits = shared.limits
+        self._shared = shared
         self._in_head = False
         self._head_bytes = 0
         self._head_timer: TimerHandle | None = None
@@ -45,6 +63,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self._shared.max_connections:
+            self._refuse(503, "too many connections are open", "too_many_connections")
+            return
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -87,6 +108,7 @@ class Connection(HttpToolsProtocol):
             raise _HeadTooLarge
         self._in_head = False
         self._head_arrived()
+        self._shared.tell_time()
         super().on_headers_complete()
 
     def shutdown(self) -> None:
@@ -129,8 +151,9 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._idle or not self.cycle.response_started:
-            kind = "invalid_request_error"
+            kind = "invalid_request_error" if status < 500 else "server_error"
             body = msgspec.json.encode(ErrorBody(ErrorInfo(message=message, type=kind, code=code)))
-            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[status] + head + body)
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
+            retry = b"retry-after: %d\r\n" % RETRY_AFTER_S if status == 503 else b""
+            self.transport.write(STATUS_LINE[status] + head + retry + b"\r\n" + body)
         self.transport.close()

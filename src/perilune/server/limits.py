@@ -23,7 +23,10 @@ class Limits:
         max_body_bytes: of a request.
         body_timeout_s: for the whole body to arrive.
         send_timeout_s: for a client that does not read, until its request is aborted.
-        max_in_flight: chat requests at once, running and waiting; more get a 503.
+        max_queue, max_queue_tokens: requests beyond those that the engine runs at once, and prompt tokens that no
+            step has touched yet; more get a 503.
+        queue_timeout_s: until a request's first step. request_timeout_s: until the end of its answer.
+        idle_timeout_s: between two requests of a connection. max_connections: at once; more get a 503.
         max_choices, max_prompts: ``n``, and prompts, of one request; max_sequences: their product.
         max_header_bytes, max_headers, header_timeout_s: of a request's head.
         drain_bytes, drain_s: what is read and thrown away before a body is refused, so that clients that send
@@ -33,7 +36,12 @@ class Limits:
     max_body_bytes: int = 16 << 20
     body_timeout_s: float = 30.0
     send_timeout_s: float = 30.0
-    max_in_flight: int = 256
+    max_queue: int = 256
+    max_queue_tokens: int = 1 << 20
+    queue_timeout_s: float = 60.0
+    request_timeout_s: float = 3600.0
+    idle_timeout_s: float = 5.0
+    max_connections: int = 2048
     max_choices: int = 16
     max_prompts: int = 1024
     max_sequences: int = 1024

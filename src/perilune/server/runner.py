@@ -1,14 +1,15 @@
 """A server's life: bind, listen, load, answer, drain, end.
 
 Listens before the model is loaded, so that ``/health`` and ``/ready`` tell how far it is. ``serve`` runs until a signal
-or until the engine fails; ``background`` runs the same in a thread, for programs that want a server of their own.
-At the end the listener closes at once, open answers have ``grace_s`` to finish, and what is left then is told so in its
-stream. Knows uvicorn; knows nothing of how models are loaded.
+or until the engine fails for good; ``background`` runs the same in a thread, for programs that want a server of their
+own. At the end nothing new is let in, but probes and refusals are answered while open answers have ``grace_s`` to
+finish; what is left then is told so in its stream, and the listener closes. Knows nothing of how models are loaded.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import ipaddress
 import logging
@@ -16,27 +17,29 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-import uvicorn
 import uvloop
 
 from perilune.errors import EngineError, PortError, UsageError
+from perilune.logs import fields
 from perilune.server.app import build_app
-from perilune.server.connection import Connection
 from perilune.server.edge import LOOPBACK_NAMES
+from perilune.server.listener import Listener
 from perilune.server.state import Engine, SamplingDefaults, ServerState
+
+if TYPE_CHECKING:
+    from perilune.engine.options import EngineStatus
 
 logger = logging.getLogger(__name__)
 
 Loaded = tuple[Engine, SamplingDefaults]
 Load = Callable[[], Awaitable[Loaded]]
 
-_WATCH_S: Final = 0.2
+_WATCH_S: Final = 0.5
 _LAST_WORDS_S: Final = 1.0
 
 
@@ -44,7 +47,7 @@ def bind(host: str, port: int, *, public: bool = False) -> socket.socket:
     """A listening socket; port 0 takes a free one.
 
     Raises:
-        UsageError: others could reach the address, and ``public`` does not say that this is meant.
+        UsageError: others could reach the address, and ``public`` does not say that this is safe or meant.
         PortError: no such address, or it is taken, or not ours to take.
     """
     where = f"{host}:{port}"
@@ -56,8 +59,8 @@ def bind(host: str, port: int, *, public: bool = False) -> socket.socket:
     if not public and not _is_loopback(str(address[0])):
         sock.close()
         raise UsageError(
-            f"{host} can be reached from other machines, and there is no authentication yet",
-            hint="leave --host out, or say --insecure-no-auth if everyone who reaches it may use it",
+            f"{host} can be reached from other machines, and there is no authentication without a key",
+            hint="give --api-keys FILE or PERILUNE_API_KEY, or leave --host out, or say --insecure-no-auth",
         )
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -90,67 +93,78 @@ class Running:
 
     Args:
         load: its exceptions end the server and come out of ``run``; cancelled when the server ends before.
-        on_ready: called on the event loop when requests are taken.
+        on_ready: called on the event loop when requests are taken for the first time.
         grace_s: time for open answers at the end.
+        on_hangup: called on SIGHUP: files are to be read and opened anew.
     """
 
     state: ServerState
     sock: socket.socket
     load: Load
     on_ready: Callable[[Engine], None] = lambda _: None
-    grace_s: int = 5
-    _server: uvicorn.Server = field(init=False)
-
-    def __post_init__(self) -> None:
-        address = self.sock.getsockname()[0]
-        hosts = LOOPBACK_NAMES | {address} if _is_loopback(address) else None
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                build_app(self.state, hosts),
-                http=Connection,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="critical",  # the edge logs what fails; uvicorn would tell it a second time
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=self.grace_s,
-            )
-        )
+    grace_s: float = 5
+    on_hangup: Callable[[], None] = lambda: None
+    _asked: int = 0
+    _loop: asyncio.AbstractEventLoop | None = None
+    _ending: asyncio.Event = field(default_factory=asyncio.Event)
+    _hurried: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stop(self) -> None:
-        """Begins the end, from any thread."""
-        self._server.should_exit = True
+        """Begins the end, from any thread; a second call does not wait for open answers."""
+        loop = self._loop
+        if loop is None:
+            self._note_stop()
+        else:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(self._note_stop)
 
     async def run(self) -> None:
         """Until a signal (in the main thread), ``stop``, or a failure.
 
         Raises:
-            PeriluneError: what ``load`` raised; EngineError when the engine fails.
+            PeriluneError: what ``load`` raised; EngineError when the engine fails for good.
         """
-        watch = asyncio.create_task(self._watch())
-        try:
-            await self._server.serve(sockets=[self.sock])
-            if self._server.server_state.tasks and not self._server.force_exit:
-                await asyncio.wait(self._server.server_state.tasks, timeout=_LAST_WORDS_S)
-        finally:
-            self.sock.close()
-            if not watch.done():
+        self._loop = asyncio.get_running_loop()
+        address = self.sock.getsockname()[0]
+        hosts = LOOPBACK_NAMES | {address} if _is_loopback(address) else None
+        app = build_app(self.state, hosts)
+        listener = Listener(app, self.state.limits, self.sock)
+        with self._signals(self._loop):
+            await listener.start()
+            watch = asyncio.create_task(self._watch())
+            try:
+                await _first_of(watch, self._ending.wait())
+                if not watch.done():
+                    await self._drain()
+            finally:
+                await listener.close(_LAST_WORDS_S)
+                await app.close()
+                self.state.end("failed" if watch.done() else "stopped")
                 watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+                await asyncio.gather(watch, return_exceptions=True)
+                if self.state.usage_log is not None:
+                    await asyncio.to_thread(self.state.usage_log.close)
         if not watch.cancelled():
             watch.result()
 
+    async def _drain(self) -> None:
+        """Lets open answers end, while probes and refusals are still answered."""
+        self.state.drain()
+        open_answers = self.state.in_flight
+        if open_answers and self.grace_s and not self._hurried.is_set():
+            logger.warning("draining", extra=fields(open_answers=open_answers, grace_s=self.grace_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.grace_s):
+                    await _first_of(asyncio.create_task(self.state.admission.idle.wait()), self._hurried.wait())
+
     async def _watch(self) -> None:
-        """Loads the engine, then sees whether it lives. Ends the server by ending."""
+        """Loads the engine, then sees whether it lives; ends when it doesn't for good."""
         engine: Engine | None = None
         try:
             engine, defaults = await self.load()
             self.state.ready(engine, defaults)
             self.on_ready(engine)
-            while (status := engine.status()).phase == "ready":  # noqa: ASYNC110 - a snapshot, it rings no bell
-                await asyncio.sleep(_WATCH_S)
+            status = await self._until_final(engine)
             raise EngineError(f"the engine {status.phase}: {status.error or 'no reason given'}")
         except Exception:
             self.state.end("failed")
@@ -158,14 +172,52 @@ class Running:
             await asyncio.sleep(_WATCH_S)
             raise
         finally:
-            self.stop()
-            if engine is not None and not self._server.force_exit:
+            if engine is not None and not self._hurried.is_set():
                 await engine.close()
+
+    async def _until_final(self, engine: Engine) -> EngineStatus:
+        """Tells the log of silence, restarts and recoveries."""
+        told = "ready"
+        while (status := engine.status()).phase not in ("failed", "stopped"):
+            if status.phase != told:
+                told = status.phase
+                logger.warning("the engine's phase has changed", extra=fields(phase=told, why=status.error or None))
+            await asyncio.sleep(_WATCH_S)
+        return status
+
+    def _note_stop(self) -> None:
+        self._asked += 1
+        (self._ending if self._asked == 1 else self._hurried).set()
+
+    @contextmanager
+    def _signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Takes the process's signals, in the main thread only: elsewhere they belong to somebody else."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handlers = {signal.SIGINT: self._note_stop, signal.SIGTERM: self._note_stop, signal.SIGHUP: self.on_hangup}
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        try:
+            yield
+        finally:
+            for number in handlers:
+                loop.remove_signal_handler(number)
+
+
+async def _first_of(task: asyncio.Task[Any], event: Coroutine[Any, Any, Any]) -> None:
+    """Waits for either; whatever is still to come of ``event`` is dropped."""
+    other = asyncio.create_task(event)
+    try:
+        await asyncio.wait((task, other), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
 
 
 def run_blocking(running: Running) -> None:
-    """Runs in the main thread until SIGINT or SIGTERM; a second SIGINT doesn't wait for open answers."""
-    with _signals_end_quietly(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    """Runs in the main thread until SIGINT or SIGTERM; a second one doesn't wait for open answers."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(running.run())
 
 
@@ -205,18 +257,3 @@ def background(running: Running) -> Iterator[str]:
     finally:
         running.stop()
         thread.join()
-
-
-@contextmanager
-def _signals_end_quietly() -> Iterator[None]:
-    """uvicorn raises the signals that ended it once more at the end; by then they have had their effect."""
-
-    def ignore(_: int, __: FrameType | None) -> None:
-        return
-
-    before = {number: signal.signal(number, ignore) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

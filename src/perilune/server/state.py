@@ -1,8 +1,8 @@
-"""What the whole server shares: the engine once there is one, its phase, its names, how many requests are in flight.
+"""What the whole server shares: the engine once there is one, its phase, its names, keys, and who uses it.
 
-Owns admission: no engine, a failed engine or too many requests at once are a 503 with a time to come back. Written by
-the runner (phases) and by endpoints (in flight), always on the event loop, but for the progress of loading, which the
-loading thread replaces as one value.
+No engine, a failed or silent one, or a server that drains are a 503 with a time to come back; the bounds for those that
+are let in are ``admission``'s. Written by the runner (phases) on the event loop, but for the progress of loading, which
+the loading thread replaces as one value.
 """
 
 from __future__ import annotations
@@ -18,15 +18,20 @@ from starlette.types import Scope
 
 from perilune.config import EngineConfig, ModelSpec, read_json
 from perilune.errors import ConfigError, NotFoundError
+from perilune.server.admission import Admission
+from perilune.server.auth import KeyRing
 from perilune.server.limits import Limits
 from perilune.server.replies import unavailable
+from perilune.server.usage import UsageLog
 from perilune.text.tokenizer import Tokenizer
 from perilune.types import Request, TokenOut
 
 if TYPE_CHECKING:
     from perilune.engine.options import EngineStatus
 
-Phase = Literal["loading", "ready", "failed", "stopped"]
+Phase = Literal["loading", "ready", "silent", "draining", "failed", "stopped"]
+"""``silent``: the engine's heartbeat is overdue, it may come back. ``draining``: only what is open is finished.
+``failed`` and ``stopped`` are final."""
 
 
 class Engine(Protocol):
@@ -87,17 +92,29 @@ class ServerState:
         names: what clients may call the model; the first one is shown.
 
     Attributes:
+        keys: None: no key is needed.
+        usage_log: None: none is kept.
         metrics_compat: whose metric names ``/metrics`` tells beside our own.
     """
 
-    def __init__(self, names: tuple[str, ...], limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        limits: Limits | None = None,
+        keys: KeyRing | None = None,
+        usage_log: UsageLog | None = None,
+    ) -> None:
         self.names = names
         self.limits = limits or Limits()
+        self.keys = keys
+        self.usage_log = usage_log
+        self.admission = Admission(self.limits)
+        if keys is not None:
+            self.set_keys(keys)
         self.defaults = SamplingDefaults()
         self.metrics_compat: Literal["", "vllm"] = ""
         self.created = int(time.time())
         self.progress = (0, 0)
-        self.in_flight = 0
         self._engine: Engine | None = None
         self._phase: Phase = "loading"
 
@@ -107,6 +124,11 @@ class ServerState:
         if self._engine is not None and self._phase == "ready":
             return self._engine.status().phase
         return self._phase
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were let in and have not ended."""
+        return self.admission.in_flight
 
     @property
     def engine(self) -> Engine:
@@ -141,22 +163,29 @@ class ServerState:
         self.defaults = defaults
         self._engine, self._phase = engine, "ready"
 
+    def set_keys(self, keys: KeyRing) -> None:
+        """From now on these keys and limits hold; what runs goes on."""
+        self.keys = keys
+        limits = keys.limits
+        self.admission.keep_tenants(limits.keys())
+        for name, limit in limits.items():
+            self.admission.tenant(name).set_limits(limit)
+
+    def drain(self) -> None:
+        """From now on nothing new is let in."""
+        if self._phase not in ("failed", "stopped"):
+            self._phase = "draining"
+
     def end(self, phase: Literal["failed", "stopped"]) -> None:
         """From now on nothing is answered."""
         self._phase = phase
 
     @contextmanager
     def admit(self, scope: Scope) -> Iterator[Engine]:
-        """Counts one request in flight. The engine that it yields keeps the bounds of whoever sent ``scope``.
+        """Lets a request in. The engine that it yields keeps the bounds of whoever sent ``scope``.
 
         Raises:
-            HttpError: 503, no engine or too many requests.
+            HttpError: 503, no engine or too many requests; 429, the key's own limits.
         """
-        engine = self.engine
-        if self.in_flight >= self.limits.max_in_flight:
-            raise unavailable(f"{self.in_flight} requests are in flight, no more are taken", code="overloaded")
-        self.in_flight += 1
-        try:
+        with self.admission.enter(scope, self.engine) as engine:
             yield engine
-        finally:
-            self.in_flight -= 1

@@ -1,0 +1,80 @@
+"""Log lines: one event, one line, as JSON or as text. Standard library only; server and engine process share it.
+
+An event's message is written by us; what a client chose (names, paths) comes beside it as ``fields`` and is escaped, so
+nothing in it can end a line or pass for another event. Prompts, answers and keys are never logged: nobody hands them to
+a logger. Only our own loggers follow the level that an operator chooses; libraries speak up from warnings on, because
+at ``debug`` some of them print what they carry.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from typing import IO, Any, Final, Literal
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+OURS: Final = "perilune"
+_FIELDS: Final = "perilune_fields"
+_MAX_CHARS: Final = 4000
+
+
+def configure(form: LogFormat, level: LogLevel, stream: IO[str] | None = None) -> None:
+    """Sends the process's log to ``stream`` (None: stderr), replacing what was configured before."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Json() if form == "json" else _Text())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger(OURS).setLevel(level.upper())
+
+
+def fields(**values: object) -> dict[str, Any]:
+    """The ``extra`` of a log call: facts beside the message. None is left out."""
+    return {_FIELDS: {name: value for name, value in values.items() if value is not None}}
+
+
+class _Json(logging.Formatter):
+    """``{"time", "level", "logger", "message", …fields}``; time is UTC."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": _utc(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage()[:_MAX_CHARS],
+            "pid": record.process,
+            **_fields_of(record),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
+
+
+class _Text(logging.Formatter):
+    """``time LEVEL logger: message name=value …``; a traceback follows, each line of it marked."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        parts = [record.getMessage()[:_MAX_CHARS], *(f"{name}={value}" for name, value in _fields_of(record).items())]
+        line = f"{_utc(record.created)} {record.levelname} {record.name}: {_printable(' '.join(parts))}"
+        if not record.exc_info:
+            return line
+        trace = self.formatException(record.exc_info).splitlines()
+        return "\n".join([line, *(f"    | {_printable(each)}" for each in trace)])
+
+
+def _fields_of(record: logging.LogRecord) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = getattr(record, _FIELDS, {})
+    return found
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
+
+
+def _printable(text: str) -> str:
+    """Everything that could move a cursor or end a line is shown as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
