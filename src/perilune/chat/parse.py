@@ -88,6 +88,11 @@ class OutputParser:
         return [*self._machine.accept(self._utf8.flush(cut=cut)), *self._machine.finish(cut=cut)]
 
     @property
+    def place(self) -> State:
+        """Where the next text goes."""
+        return self._machine.state
+
+    @property
     def finish_reason(self) -> WireReason:
         """As clients read it, once the answer is finished."""
         return _wire_reason(self._reason, self._machine.calls)

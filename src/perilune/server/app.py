@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perilune.server.chat_api import ChatEndpoint
+from perilune import __version__
+from perilune.server.chat_api import chat_endpoint
+from perilune.server.completions_api import completion_endpoint
 from perilune.server.edge import Edge
+from perilune.server.generation import Services
+from perilune.server.metrics import CONTENT_TYPE, Metrics
+from perilune.server.openapi import document, page
 from perilune.server.replies import RETRY_AFTER_S, json_response
 from perilune.server.state import ServerState
+from perilune.server.tokenize_api import JobEndpoint, TokenizerEndpoint
+from perilune.server.tokenjobs import DETOKENIZE, TOKENIZE
+from perilune.server.tokenpool import TokenPool
+from perilune.server.wishes import served_name
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,21 +53,71 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     total: int = 0
 
 
-def build_app(state: ServerState, allowed_hosts: Collection[str] | None) -> ASGIApp:
+def build_app(state: ServerState, allowed_hosts: Collection[str] | None) -> App:
     """The application.
 
     Args:
         allowed_hosts: see ``Edge``.
     """
     info = _Info(state)
+    services = Services(state, TokenPool(), Metrics(state))
+    about = _About(services)
     routes = [
-        Route("/v1/chat/completions", ChatEndpoint(state), methods=["POST"]),
+        Route("/v1/chat/completions", chat_endpoint(services), methods=["POST"]),
+        Route("/v1/completions", completion_endpoint(services), methods=["POST"]),
         Route("/v1/models", info.models),
         Route("/v1/models/{name:path}", info.model),
+        Route("/tokenize", JobEndpoint(services, TOKENIZE), methods=["POST"]),
+        Route("/detokenize", JobEndpoint(services, DETOKENIZE), methods=["POST"]),
+        Route("/tokenizer_info", TokenizerEndpoint(services).__call__),
+        Route("/version", about.version),
+        Route("/metrics", about.metrics),
+        Route("/openapi.json", about.openapi),
+        Route("/docs", about.docs),
         Route("/health", info.health),
         Route("/ready", info.ready),
     ]
-    return Edge(Router(routes, redirect_slashes=False), state, allowed_hosts)
+    edge = Edge(Router(routes, redirect_slashes=False), state, allowed_hosts)
+    return App(services.metrics.counted(edge), services)
+
+
+class App:
+    """The application, and the end of what belongs to it."""
+
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app, self._services = app, services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def close(self) -> None:
+        """Ends the processes that prepare long requests."""
+        await self._services.pool.close()
+
+
+class _About:
+    """Endpoints that tell of the server itself."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._document = msgspec.json.encode(document(services.state.limits))
+        self._page = page(services.state.limits)
+
+    async def version(self, _: Request) -> Response:
+        """In vLLM's shape."""
+        return json_response({"version": __version__})
+
+    async def metrics(self, _: Request) -> Response:
+        """For Prometheus."""
+        return Response(await asyncio.to_thread(self._services.metrics.text), media_type=CONTENT_TYPE)
+
+    async def openapi(self, _: Request) -> Response:
+        """For programs."""
+        return Response(self._document, media_type="application/json")
+
+    async def docs(self, _: Request) -> Response:
+        """For people."""
+        return HTMLResponse(self._page)
 
 
 class _Info:
@@ -88,7 +148,7 @@ class _Info:
 
     async def model(self, request: Request) -> Response:
         """One name."""
-        return json_response(self._card(self._state.served_name(request.path_params["name"])))
+        return json_response(self._card(served_name(request.path_params["name"], self._state.names)))
 
     def _card(self, name: str) -> ModelCard:
         state = self._state

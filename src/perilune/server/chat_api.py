@@ -1,199 +1,141 @@
-"""``POST /v1/chat/completions``.
-
-From bytes to an engine request and from its tokens back to a response, streamed or whole. Reading, rendering and
-tokenising happen in a thread: a long prompt must not hold up other streams. The request ends, in the engine too, when
-its client goes away, streaming or not. A stream starts with the engine's first news, so that everything wrong with a
-request is still an HTTP status; after that an error is an event, and no ``[DONE]`` follows it.
-"""
+"""``POST /v1/chat/completions``: answers of a chat, each with its own parser."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
 
-from starlette.types import Message, Receive, Scope, Send
-
-from perilune.errors import EngineError, PeriluneError
-from perilune.server.edge import TRACE_ID
-from perilune.server.limits import ClientGone, read_json_bytes
-from perilune.server.prepare import Prepared, prepare
-from perilune.server.replies import ErrorBody, ErrorInfo, HttpError, error_info, json_response, unavailable
-from perilune.server.state import Engine, ServerState
-from perilune.server.wire import Choice, ChunkWriter, Completion, MessageBuilder, sse
-from perilune.types import FinishReason, TokenOut
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-WARNING_HEADER: Final = "x-perilune-warning"
-_SHUTTING_DOWN: Final = "the server is shutting down, the answer was not finished"
+from perilune.chat.machine import State
+from perilune.chat.parse import Event, OutputParser
+from perilune.server.generation import GenerationEndpoint, Services
+from perilune.server.logprobs import ChatLogprobs, LogprobEntry, entry
+from perilune.server.metrics import Watch
+from perilune.server.prepare import ChatTask, Order
+from perilune.server.tokenjobs import CHAT
+from perilune.server.wire import Choice, ChunkHead, ChunkWriter, Completion, MessageBuilder, Usage, usage
+from perilune.text.tokenizer import Tokenizer
+from perilune.types import TokenOut
 
 
-@dataclass(frozen=True, slots=True)
-class ChatEndpoint:
+def chat_endpoint(services: Services) -> GenerationEndpoint[ChatTask]:
     """The endpoint, as an ASGI application."""
-
-    state: ServerState
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.state.admit(scope) as engine:
-            body = await read_json_bytes(scope, receive, self.state.limits)
-            stream = _EventStream(send, self.state.limits.send_timeout_s)
-            try:
-                await _unless_gone(self._answer(engine, body, scope, stream), receive)
-            except asyncio.CancelledError:
-                # The grace at the server's end is over. Nobody is left to cancel us for anything else.
-                if not stream.started:
-                    raise unavailable(_SHUTTING_DOWN, code="shutting_down") from None
-                await stream.fail(ErrorInfo(message=_SHUTTING_DOWN, type="server_error", code="shutting_down"))
-
-    async def _answer(self, engine: Engine, body: bytes, scope: Scope, stream: _EventStream) -> None:
-        prepared = await _whole(asyncio.to_thread(prepare, body, engine, self.state, scope[TRACE_ID]))
-        headers = {WARNING_HEADER: prepared.warning} if prepared.warning else {}
-        async with aclosing(engine.generate(prepared.request)) as outs:
-            news = _healthy(outs, engine)
-            if prepared.stream:
-                await _stream(prepared, news, stream, headers)
-                return
-            completion = await _complete(prepared, news)
-        await json_response(completion, 200, headers)(scope, _no_receive, stream.send)
+    return GenerationEndpoint(services, CHAT, ChatAnswer)
 
 
-async def _complete(prepared: Prepared, news: AsyncIterator[TokenOut]) -> Completion:
-    builder = MessageBuilder()
-    async for out in news:
-        builder.add(prepared.events(out))
-    choice = Choice(message=builder.message(), finish_reason=prepared.finish_reason)
-    return Completion(
-        id=prepared.response_id,
-        created=int(time.time()),
-        model=prepared.model,
-        choices=(choice,),
-        usage=prepared.usage,
-    )
+@dataclass(slots=True)
+class _Choice:
+    """One choice: what has been learnt of it so far, and both ways in which it may be told."""
+
+    parser: OutputParser
+    writer: ChunkWriter
+    builder: MessageBuilder
+    content_logprobs: list[LogprobEntry]
+    reasoning_logprobs: list[LogprobEntry]
+    completion_tokens: int = 0
+    cached_tokens: int = 0
 
 
-async def _stream(
-    prepared: Prepared, news: AsyncIterator[TokenOut], stream: _EventStream, headers: dict[str, str]
-) -> None:
-    writer = ChunkWriter(prepared.response_id, int(time.time()), prepared.model, prepared.include_usage)
-    try:
-        async for out in news:
-            await stream.start(headers)
-            for event in writer.deltas(prepared.events(out)):
-                await stream.write(event)
-    except PeriluneError as error:
-        if not stream.started:
-            raise
-        logger.error("request %s failed in its stream: %s", prepared.request.id, error.message)
-        await stream.fail(error_info(error)[1])
-        return
-    for event in writer.finish(prepared.finish_reason, prepared.usage):
-        await stream.write(event)
-    await stream.end()
+class ChatAnswer:
+    """All choices of one chat completion."""
+
+    def __init__(self, task: ChatTask, request_id: str, tokenizer: Tokenizer, watch: Watch) -> None:
+        self.order: Order = task.order
+        self._tokenizer, self._watch = tokenizer, watch
+        self._logprobs = task.order.sampling[0].logprobs is not None
+        self._head = ChunkHead(f"chatcmpl-{request_id}", int(time.time()), task.order.model, task.order.include_usage)
+        self._choices = [
+            _Choice(
+                parser=OutputParser(
+                    tokenizer,
+                    task.tools,
+                    task.history_calls,
+                    task.starts_in_think,
+                    allow_calls=task.calls_allowed,
+                ),
+                writer=ChunkWriter(self._head, index),
+                builder=MessageBuilder(),
+                content_logprobs=[],
+                reasoning_logprobs=[],
+            )
+            for index in range(task.order.n)
+        ]
+
+    def events(self, index: int, out: TokenOut) -> Iterator[bytes]:
+        """What news of a choice adds to a stream; the last of it has a finish reason and the choice's own usage."""
+        choice = self._choices[index]
+        events, logprobs = self._take(choice, out)
+        yield from choice.writer.deltas(events, logprobs)
+        if out.finish is not None:
+            yield choice.writer.finish(choice.parser.finish_reason, self._usage([choice]))
+
+    def end(self) -> Iterator[bytes]:
+        """What follows when every choice has ended."""
+        return self._head.end(self._usage(self._choices))
+
+    def add(self, index: int, out: TokenOut) -> None:
+        """Takes news for a response that is told whole."""
+        choice = self._choices[index]
+        events, logprobs = self._take(choice, out)
+        choice.builder.add(events)
+        if logprobs is not None:
+            choice.content_logprobs += logprobs.content
+            choice.reasoning_logprobs += logprobs.reasoning_content
+
+    def whole(self) -> Completion:
+        """That response."""
+        choices = [
+            Choice(
+                index=index,
+                message=choice.builder.message(),
+                logprobs=_logprobs(choice.content_logprobs, choice.reasoning_logprobs) if self._logprobs else None,
+                finish_reason=choice.parser.finish_reason,
+            )
+            for index, choice in enumerate(self._choices)
+        ]
+        return Completion(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=tuple(choices),
+            usage=self._usage(self._choices),
+        )
+
+    def _take(self, choice: _Choice, out: TokenOut) -> tuple[list[Event], ChatLogprobs | None]:
+        choice.completion_tokens, choice.cached_tokens = out.completion_tokens, out.cached_tokens
+        logprobs = None
+        if self._logprobs and out.tokens:
+            events, logprobs = self._with_logprobs(choice.parser, out)
+        else:
+            events = choice.parser.feed(out.tokens)
+        if out.tail:
+            events += choice.parser.feed_tail(out.tail)
+        if out.finish is not None:
+            events += choice.parser.finish(out.finish)
+            self._watch.parsed(choice.parser.dropped_calls, choice.parser.invalid_arguments)
+        return events, logprobs
+
+    def _with_logprobs(self, parser: OutputParser, out: TokenOut) -> tuple[list[Event], ChatLogprobs | None]:
+        """Token by token, since a token belongs where the parser stands when it comes. Markers belong nowhere."""
+        events: list[Event] = []
+        told: dict[State, list[LogprobEntry]] = {State.CONTENT: [], State.REASON: []}
+        for token, values in zip(out.tokens, out.logprobs, strict=True):
+            if parser.place in told and not self._tokenizer.is_special(token):
+                told[parser.place].append(entry(self._tokenizer, token, values))
+            events += parser.feed((token,))
+        if not any(told.values()):
+            return events, None
+        return events, _logprobs(told[State.CONTENT], told[State.REASON])
+
+    def _usage(self, choices: list[_Choice]) -> Usage:
+        """The prompt counts once, and as cached what its first answer found."""
+        return usage(
+            len(self.order.prompts[0]),
+            sum(choice.completion_tokens for choice in choices),
+            sum(choice.parser.reasoning_tokens for choice in choices),
+            choices[0].cached_tokens,
+        )
 
 
-async def _healthy(outs: AsyncIterator[TokenOut], engine: Engine) -> AsyncIterator[TokenOut]:
-    """The same news; a request that ended without an answer raises.
-
-    Raises:
-        EngineError: the engine is gone. HttpError: only this request failed.
-    """
-    async for out in outs:
-        if out.finish in (FinishReason.ERROR, FinishReason.ABORT):
-            logger.error("request %s ended with %s: %s", out.request_id, out.finish, out.error)
-            if engine.status().phase != "ready":
-                raise EngineError(out.error or "the engine stopped")
-            raise HttpError(500, "generation failed; see the server's log", code="generation_failed")
-        yield out
-
-
-async def _unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Runs ``work``; cancels it, and waits until it has ended, when the client goes away first.
-
-    Raises:
-        ClientGone: it did.
-    """
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        task.result()
-    finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _whole(work: Coroutine[Any, Any, T]) -> T:
-    """Waits for the end of a thread's work even when cancelled: until then it counts as in flight, so that clients
-    who leave at once can't pile up work."""
-    task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait((task,))
-        raise
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _no_receive() -> Message:
-    return {"type": "http.disconnect"}
-
-
-class _EventStream:
-    """A response of server-sent events.
-
-    Args:
-        timeout_s: for a client that does not read; past it the request counts as abandoned.
-    """
-
-    def __init__(self, send: Send, timeout_s: float) -> None:
-        self._send, self._timeout_s = send, timeout_s
-        self.started = False
-
-    async def send(self, message: Message) -> None:
-        """An ASGI message, in bounded time.
-
-        Raises:
-            ClientGone: the client did not read.
-        """
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._send(message)
-        except TimeoutError:
-            raise ClientGone from None
-
-    async def start(self, headers: dict[str, str]) -> None:
-        """Status and headers, once."""
-        if self.started:
-            return
-        self.started = True
-        raw = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
-        pairs = [(name.encode(), value.encode()) for name, value in raw.items()]
-        await self.send({"type": "http.response.start", "status": 200, "headers": pairs})
-
-    async def write(self, event: bytes) -> None:
-        """One event, in one write."""
-        await self.send({"type": "http.response.body", "body": event, "more_body": True})
-
-    async def end(self) -> None:
-        """Completes the response."""
-        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def fail(self, info: ErrorInfo) -> None:
-        """The error as the last event. Without ``[DONE]``, so that no client takes the answer for a whole one."""
-        await self.write(sse(ErrorBody(info)))
-        await self.end()
+def _logprobs(content: list[LogprobEntry], reasoning: list[LogprobEntry]) -> ChatLogprobs:
+    return ChatLogprobs(content=tuple(content), reasoning_content=tuple(reasoning))

@@ -40,6 +40,10 @@ class Fields:
         """Names that nobody asked for, in the order of the request, with their prefix."""
         return tuple(self._prefix + name for name in self._data if name not in self._known)
 
+    def keys(self) -> tuple[str, ...]:
+        """Every name, in the order of the request; for objects whose keys are data."""
+        return tuple(self._data)
+
     def fail(self, name: str, allowed: str, *, code: str = "invalid_value", hint: str = "") -> RequestError:
         """The refusal of a field: ``allowed`` completes the sentence."""
         param = self._prefix + name

@@ -1,138 +1,241 @@
-"""From the bytes of a request to what the engine runs, and the parser that reads its answer. Blocking, pure.
+"""From the bytes of a request to what the engine runs and what its answer's writer must know. Blocking, pure.
 
-Owns the order of checks (JSON, fields, model, messages, context) and the translation of a client's wishes into
-``SamplingParams``: defaults, limits against the context, tokens that must not come out.
+Owns the order of checks (JSON, fields, model, messages, context). Everything that comes out is plain data: short
+requests are prepared in a thread, long ones in a process of their own (``tokenpool``), by these same functions.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from perilune.chat.markers import Marker
-from perilune.chat.messages import read_messages, read_tools
-from perilune.chat.parse import Event, OutputParser
+from perilune.chat.messages import Tool, read_messages, read_tools
 from perilune.chat.render import render
-from perilune.errors import ContextLengthError, RequestError
+from perilune.errors import RequestError
 from perilune.server.jsonbody import decode_object
 from perilune.server.schema import ChatRequest, read_chat_request
-from perilune.server.state import Engine, SamplingDefaults, ServerState
-from perilune.server.wire import Finish, Usage, usage
-from perilune.text.tokenizer import Tokenizer
-from perilune.types import Request, SamplingParams, TokenOut
+from perilune.server.text_schema import (
+    DEFAULT_MAX_TOKENS,
+    CompletionRequest,
+    Prompt,
+    read_completion_request,
+    read_detokenize_request,
+    read_tokenize_request,
+)
+from perilune.server.wishes import MAX_SEED, Facts, check_choices, check_ids, sampling, served_name
+from perilune.text.tokenizer import NUM_SPECIALS, Tokenizer
+from perilune.types import Request, SamplingParams
 
 _CALL_MARKERS: Final = (Marker.SECTION, Marker.CALL)
 _MAX_WARNINGS: Final = 8
+_SEED_BITS: Final = 53  # every JSON reader keeps such an integer whole
 _NOT_PRINTABLE: Final = re.compile(r"[^ -~]")
 
 
-@dataclass(slots=True)
-class Prepared:
-    """A request that may run, and what has been learnt of its answer so far."""
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be run, and how it is to be told.
 
-    request: Request
-    parser: OutputParser
+    Attributes:
+        prompts: each with its own sampling; every one is answered ``n`` times.
+        seed: of the first choice.
+        seeded: the client chose it: choice i of every prompt uses ``seed + i``, so a prompt's answers do not depend on
+            what was sent with it. Otherwise every choice gets a seed of its own, ``seed`` plus its index.
+        warning: for a header.
+    """
+
     model: str
     stream: bool
     include_usage: bool
+    prompts: tuple[tuple[int, ...], ...]
+    sampling: tuple[SamplingParams, ...]
+    n: int
+    seed: int
+    seeded: bool
+    priority: int
+    cache_salt: str
     warning: str
-    completion_tokens: int = 0
 
-    @property
-    def response_id(self) -> str:
-        return f"chatcmpl-{self.request.id}"
-
-    @property
-    def finish_reason(self) -> Finish:
-        return self.parser.finish_reason
-
-    @property
-    def usage(self) -> Usage:
-        # No prefix is cached yet: every prompt runs from its first token.
-        return usage(len(self.request.prompt), self.completion_tokens, self.parser.reasoning_tokens, 0)
-
-    def events(self, out: TokenOut) -> list[Event]:
-        """What one message of the engine adds to the answer."""
-        self.completion_tokens = out.completion_tokens
-        events = self.parser.feed(out.tokens)
-        if out.tail:
-            events += self.parser.feed_tail(out.tail)
-        if out.finish is not None:
-            events += self.parser.finish(out.finish)
-        return events
+    def requests(self, request_id: str) -> list[Request]:
+        """One for each choice, in the order of their indices."""
+        found: list[Request] = []
+        for prompt, wish in zip(self.prompts, self.sampling, strict=True):
+            for choice in range(self.n):
+                index = len(found)
+                seed = (self.seed + (choice if self.seeded else index)) & MAX_SEED
+                found.append(
+                    Request(
+                        id=f"{request_id}-{index}" if index else request_id,
+                        prompt=prompt,
+                        sampling=msgspec.structs.replace(wish, seed=seed),
+                        priority=self.priority,
+                        cache_salt=self.cache_salt,
+                    )
+                )
+        return found
 
 
-def prepare(body: bytes, engine: Engine, state: ServerState, request_id: str) -> Prepared:
+class ChatTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A chat completion. The rest is for the parser of its answers."""
+
+    order: Order
+    tools: tuple[Tool, ...]
+    history_calls: int
+    starts_in_think: bool
+    calls_allowed: bool
+
+
+class TextTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A plain completion. ``silent``: the one token that the engine makes is not told (``max_tokens`` 0)."""
+
+    order: Order
+    echo: bool
+    silent: bool
+    name_ids: bool
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to ``/tokenize``."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: tuple[str, ...] | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to ``/detokenize``."""
+
+    prompt: str
+
+
+def known_ids(tokenizer: Tokenizer) -> int:
+    """Ids below it have a meaning."""
+    return tokenizer.num_ranks + NUM_SPECIALS
+
+
+def prepare_chat(body: bytes, facts: Facts, tokenizer: Tokenizer) -> ChatTask:
     """Checks, renders and tokenises.
 
     Raises:
         RequestError: whatever is wrong with the request.
     """
     asked = read_chat_request(decode_object(body))
-    model = state.served_name(asked.model)
+    model = served_name(asked.model, facts.names)
+    check_choices(asked.wishes.n, 1, facts)
     tools = read_tools(asked.tools)
-    rendered = render(read_messages(asked.messages), tools, engine.tokenizer)
+    rendered = render(read_messages(asked.messages), tools, tokenizer)
     # Without tools a call could only be noise: OpenAI's default is then "none" too.
     calls_allowed = bool(tools) and asked.tool_choice == "auto"
-    sampling = _sampling(asked, state.defaults, engine, len(rendered.ids))
-    if not calls_allowed:
-        sampling = msgspec.structs.replace(sampling, banned_ids=_call_ids(engine.tokenizer))
-    return Prepared(
-        request=Request(id=request_id, prompt=rendered.ids, sampling=sampling, cache_salt=asked.cache_salt),
-        parser=OutputParser(
-            engine.tokenizer, tools, rendered.history_calls, rendered.starts_in_think, allow_calls=calls_allowed
-        ),
+    banned = () if calls_allowed else _call_ids(tokenizer)
+    params = sampling(asked.wishes, asked.max_tokens, len(rendered.ids), facts, banned)
+    return ChatTask(
+        order=_order(model, asked, (rendered.ids,), (msgspec.structs.replace(params, logprobs=asked.logprobs),)),
+        tools=tools,
+        history_calls=rendered.history_calls,
+        starts_in_think=rendered.starts_in_think,
+        calls_allowed=calls_allowed,
+    )
+
+
+def prepare_completion(body: bytes, facts: Facts, tokenizer: Tokenizer) -> TextTask:
+    """Checks and tokenises.
+
+    Raises:
+        RequestError: whatever is wrong with the request.
+    """
+    asked = read_completion_request(decode_object(body))
+    model = served_name(asked.model, facts.names)
+    if len(asked.prompts) > facts.max_prompts:
+        raise RequestError(
+            f"`prompt` has {len(asked.prompts)} prompts, at most {facts.max_prompts} are allowed",
+            param="prompt",
+            hint="send them in several requests",
+        )
+    check_choices(asked.wishes.n, len(asked.prompts), facts)
+    prompts = tuple(_encoded(prompt, facts, tokenizer) for prompt in asked.prompts)
+    return TextTask(
+        order=_order(model, asked, prompts, tuple(_text_sampling(asked, len(prompt), facts) for prompt in prompts)),
+        echo=asked.echo,
+        silent=asked.max_tokens == 0,
+        name_ids=asked.name_ids,
+    )
+
+
+def tokenize(body: bytes, facts: Facts, tokenizer: Tokenizer) -> Tokenized:
+    """Ids of text or of a conversation.
+
+    Raises:
+        RequestError: whatever is wrong with the request.
+    """
+    asked = read_tokenize_request(decode_object(body))
+    served_name(asked.model, facts.names)
+    if asked.prompt is None:
+        messages, tools = read_messages(asked.messages), read_tools(asked.tools)
+        rendered = render(messages, tools, tokenizer, add_generation_prompt=asked.add_generation_prompt)
+        ids = rendered.ids
+    else:
+        ids = tuple(tokenizer.encode(asked.prompt))
+    return Tokenized(
+        count=len(ids),
+        max_model_len=facts.max_model_len,
+        tokens=ids,
+        token_strs=tuple(tokenizer.decode((token,)) for token in ids) if asked.return_token_strs else None,
+    )
+
+
+def detokenize(body: bytes, facts: Facts, tokenizer: Tokenizer) -> Detokenized:
+    """Text of ids; special tokens by name.
+
+    Raises:
+        RequestError: whatever is wrong with the request.
+    """
+    asked = read_detokenize_request(decode_object(body))
+    served_name(asked.model, facts.names)
+    check_ids("tokens", asked.tokens, facts.known_ids)
+    return Detokenized(prompt=tokenizer.decode(asked.tokens))
+
+
+def _order(
+    model: str,
+    asked: ChatRequest | CompletionRequest,
+    prompts: tuple[tuple[int, ...], ...],
+    wanted: tuple[SamplingParams, ...],
+) -> Order:
+    wishes = asked.wishes
+    return Order(
         model=model,
         stream=asked.stream,
         include_usage=asked.include_usage,
+        prompts=prompts,
+        sampling=wanted,
+        n=wishes.n,
+        seed=secrets.randbits(_SEED_BITS) if wishes.seed is None else wishes.seed,
+        seeded=wishes.seed is not None,
+        priority=wishes.priority,
+        cache_salt=wishes.cache_salt,
         warning=_header_text(asked.warnings),
     )
 
 
-def _sampling(asked: ChatRequest, defaults: SamplingDefaults, engine: Engine, prompt_len: int) -> SamplingParams:
-    vocab_size = engine.spec.vocab_size
-    for token in asked.stop_token_ids:
-        if not 0 <= token < vocab_size:
-            raise RequestError(
-                f"`stop_token_ids` has {token}, ids from 0 to {vocab_size - 1} are known", param="stop_token_ids"
-            )
-    return SamplingParams(
-        max_tokens=_max_tokens(asked.max_tokens, prompt_len, engine.max_model_len),
-        temperature=defaults.temperature if asked.temperature is None else asked.temperature,
-        top_p=defaults.top_p if asked.top_p is None else asked.top_p,
-        top_k=asked.top_k or 0,
-        min_p=asked.min_p or 0.0,
-        seed=asked.seed,
-        stop=asked.stop,
-        stop_token_ids=asked.stop_token_ids,
-        ignore_eos=asked.ignore_eos,
-    )
+def _encoded(prompt: Prompt, facts: Facts, tokenizer: Tokenizer) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return tuple(tokenizer.encode(prompt))
+    check_ids("prompt", prompt, facts.known_ids)
+    return tuple(prompt)
 
 
-def _max_tokens(asked: int | None, prompt_len: int, context: int) -> int:
-    """What was asked for, else the rest of the context.
-
-    Raises:
-        ContextLengthError: there is not enough room.
-    """
-    room = context - prompt_len
-    if room < 1:
-        raise ContextLengthError(
-            f"the prompt has {prompt_len} tokens, the context (max_model_len) holds {context} with the answer",
-            hint="shorten the messages",
-        )
-    if asked is not None and asked > room:
-        raise ContextLengthError(
-            f"the prompt has {prompt_len} tokens and max_tokens is {asked}: together {prompt_len + asked}, "
-            f"the context (max_model_len) holds {context}",
-            param="max_tokens",
-            hint=f"ask for at most {room} tokens, or leave max_tokens out",
-        )
-    return room if asked is None else asked
+def _text_sampling(asked: CompletionRequest, prompt_len: int, facts: Facts) -> SamplingParams:
+    limit = asked.max_tokens
+    if limit is None:
+        limit = max(min(DEFAULT_MAX_TOKENS, facts.max_model_len - prompt_len), 1)
+    params = sampling(asked.wishes, max(limit, 1), prompt_len, facts)
+    prompt_logprobs = asked.logprobs if asked.echo else None
+    return msgspec.structs.replace(params, logprobs=asked.logprobs, prompt_logprobs=prompt_logprobs)
 
 
 def _call_ids(tokenizer: Tokenizer) -> tuple[int, ...]:

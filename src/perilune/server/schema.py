@@ -8,173 +8,114 @@ Does not look into messages and tools (``perilune.chat`` does), nor at the model
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from perilune.errors import RequestError
 from perilune.server.fields import Fields, shown
+from perilune.server.params import MAX_COUNT, Param, flag, integer, read_all, refused, text, unused
+from perilune.server.wishes import MAX_TOP_LOGPROBS, SAMPLING, Wishes
 
-MAX_STOPS: Final = 16
-MAX_STOP_CHARS: Final = 256
-MAX_STOP_IDS: Final = 64
-_MAX_TOKENS: Final = 1 << 31
-_MAX_SEED: Final = (1 << 63) - 1
-_MAX_NAME: Final = 512
-
-_LATER: Final = "a later version will have it; leave the field out"
-_NOT_HERE: Final[tuple[tuple[str, tuple[object, ...], str], ...]] = (
-    ("n", (1,), "send the request several times, with different seeds"),
-    ("best_of", (1,), "send the request several times, with different seeds"),
-    ("use_beam_search", (False,), "leave the field out"),
-    ("logprobs", (False,), _LATER),
-    ("top_logprobs", (0,), _LATER),
-    ("prompt_logprobs", (), _LATER),
-    ("presence_penalty", (0,), _LATER),
-    ("frequency_penalty", (0,), _LATER),
-    ("repetition_penalty", (1,), _LATER),
-    ("logit_bias", ({},), _LATER),
-    ("bad_words", ([],), _LATER),
-    ("min_tokens", (0,), _LATER),
-    ("functions", ([],), "declare them in `tools`, each as {'type': 'function', 'function': …}"),
-    ("function_call", ("auto", "none"), "use `tool_choice`"),
-    ("guided_json", (), _LATER),
-    ("guided_regex", (), _LATER),
-    ("guided_choice", (), _LATER),
-    ("guided_grammar", (), _LATER),
-    ("structured_outputs", (), _LATER),
-    ("modalities", (["text"],), "the model reads and writes text"),
-    ("audio", (), "the model reads and writes text"),
-    ("prompt_embeds", (), "send `messages`"),
-    ("chat_template", (), "the prompt format belongs to the model"),
-    ("continue_final_message", (False,), "set `partial` on the last assistant message"),
-    ("add_generation_prompt", (True,), "leave the field out"),
-    ("echo", (False,), "leave the field out"),
-)
-"""Field, values that ask for nothing, hint. What is silently ignored here would be a wrong answer."""
-
-_NO_EFFECT: Final = (
-    "prompt_cache_key",
-    "safety_identifier",
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "reasoning_effort",
-    "verbosity",
-    "prediction",
-)
-"""Accepted, so that clients that always send them work. They change nothing in the answer."""
+LATER: Final = "a later version will have it; leave the field out"
+_TEXT_ONLY: Final = "the model reads and writes text"
 
 
-class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asked for. None: it did not say, so the model's default holds."""
+class StreamOptions(NamedTuple):
+    """``stream_options``; ``unknown`` names what was ignored."""
 
-    model: str | None
-    messages: list[Any]
-    tools: list[Any]
-    tool_choice: Literal["auto", "none"]
-    stream: bool
-    include_usage: bool
-    max_tokens: int | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    seed: int | None
-    stop: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
-    ignore_eos: bool
-    cache_salt: str
-    warnings: tuple[str, ...]
+    include_usage: bool = False
+    unknown: tuple[str, ...] = ()
 
 
-def read_chat_request(data: dict[str, object]) -> ChatRequest:
-    """Checks a decoded body.
-
-    Raises:
-        RequestError: names the field, its value, and what is allowed.
-    """
-    fields = Fields(data)
-    for name, neutral, hint in _NOT_HERE:
-        fields.only(name, neutral, hint)
-    for name in _NO_EFFECT:
-        fields.get(name)
-    _check_response_format(fields)
-    stream = fields.boolean("stream", False)
-    include_usage, option_warnings = _stream_options(fields, stream)
-    limit = fields.integer("max_tokens", 1, _MAX_TOKENS)
-    newer_limit = fields.integer("max_completion_tokens", 1, _MAX_TOKENS)
-    thinking_warnings = _thinking(fields)
-    fields.boolean("parallel_tool_calls", True)
-    return ChatRequest(
-        model=fields.string("model", _MAX_NAME),
-        messages=_array(fields, "messages", required=True),
-        tools=_array(fields, "tools", required=False),
-        tool_choice=_tool_choice(fields),
-        stream=stream,
-        include_usage=include_usage,
-        max_tokens=limit if newer_limit is None else newer_limit,
-        temperature=fields.number("temperature", 0.0, 2.0),
-        top_p=_top_p(fields),
-        top_k=_top_k(fields),
-        min_p=fields.number("min_p", 0.0, 1.0),
-        seed=fields.integer("seed", 0, _MAX_SEED),
-        stop=_stop(fields),
-        stop_token_ids=_stop_token_ids(fields),
-        ignore_eos=fields.boolean("ignore_eos", False),
-        cache_salt=_cache_salt(fields),
-        # Evaluated last: by now every known name was asked for.
-        warnings=(*thinking_warnings, *(f"ignored {name}" for name in (*option_warnings, *fields.unknown()))),
-    )
-
-
-def _array(fields: Fields, name: str, *, required: bool) -> list[Any]:
-    value = fields.get(name)
-    if value is None and not required:
-        return []
-    if not isinstance(value, list):
-        raise fields.fail(name, "an array is needed", code="invalid_type")
-    if required and not value:
-        raise fields.fail(name, "at least one message is needed")
-    return value
-
-
-def _stream_options(fields: Fields, stream: bool) -> tuple[bool, tuple[str, ...]]:
+def _stream_options(fields: Fields) -> StreamOptions:
     options = fields.nested("stream_options")
     if options is None:
-        return False, ()
-    if not stream:
+        return StreamOptions()
+    if not fields.boolean("stream", False):
         raise fields.fail("stream_options", "it is only allowed with `stream` true")
-    return options.boolean("include_usage", False), options.unknown()
+    return StreamOptions(options.boolean("include_usage", False), options.unknown())
 
 
-def _check_response_format(fields: Fields) -> None:
+def _response_format(fields: Fields) -> None:
     wanted = fields.nested("response_format")
     if wanted is not None:
         wanted.only("type", ("text",), "leave the field out and ask for JSON in the prompt; schemas come later")
 
 
-def _thinking(fields: Fields) -> tuple[str, ...]:
-    """K2 Thinking always thinks: its prompt format has no switch. Asking it not to gets a warning, not an error."""
-    off = False
+RESPONSE_FORMAT: Final = Param(
+    "response_format",
+    _response_format,
+    {"type": "object", "properties": {"type": {"enum": ["text", None]}}},
+    "text",
+)
+SHARED: Final[tuple[Param[Any], ...]] = (
+    text("model", "one of the served names"),
+    flag("stream", "answer as server-sent events"),
+    Param(
+        "stream_options",
+        _stream_options,
+        {"type": "object", "properties": {"include_usage": {"type": "boolean"}}},
+        "only with `stream`; `include_usage`: a last chunk has the usage",
+    ),
+    RESPONSE_FORMAT,
+    *SAMPLING,
+    *(unused(name) for name in ("prompt_cache_key", "safety_identifier", "user", "metadata", "store", "service_tier")),
+    refused("use_beam_search", (False,), "leave the field out"),
+    refused("prompt_logprobs", (), "send `echo` and `logprobs` to /v1/completions"),
+    refused("bad_words", ([],), LATER),
+    refused("allowed_token_ids", (), LATER),
+    refused("truncate_prompt_tokens", (), "shorten the prompt"),
+    refused("guided_json", (), LATER),
+    refused("guided_regex", (), LATER),
+    refused("guided_choice", (), LATER),
+    refused("guided_grammar", (), LATER),
+    refused("structured_outputs", (), LATER),
+    refused("prompt_embeds", (), "send text"),
+)
+"""Fields of chat and of plain completions."""
+
+
+def _messages(fields: Fields) -> list[Any]:
+    value = fields.get("messages")
+    if not isinstance(value, list):
+        raise fields.fail("messages", "an array is needed", code="invalid_type")
+    if not value:
+        raise fields.fail("messages", "at least one message is needed")
+    return value
+
+
+def _tools(fields: Fields) -> list[Any]:
+    value = fields.get("tools")
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise fields.fail("tools", "an array is needed", code="invalid_type")
+    return value
+
+
+def _thinking(fields: Fields) -> bool:
+    """Whether the client asks the model not to think."""
     switch = fields.nested("thinking")
-    if switch is not None:
-        kind = switch.string("type", 32)
-        if kind not in (None, "enabled", "disabled", "adaptive"):
-            raise switch.fail("type", "enabled, disabled or adaptive is needed")
-        off = kind == "disabled"
+    kind = None if switch is None else switch.string("type", 32)
+    if switch is not None and kind not in (None, "enabled", "disabled", "adaptive"):
+        raise switch.fail("type", "enabled, disabled or adaptive is needed")
+    return kind == "disabled"
+
+
+def _template_kwargs(fields: Fields) -> bool:
+    """Whether the client asks the model not to think."""
     template = fields.nested("chat_template_kwargs")
-    if template is not None:
-        for name in ("thinking", "enable_thinking"):
-            off = not template.boolean(name, True) or off
-        for unknown in template.unknown():
-            raise RequestError(
-                f"{shown(unknown)} is not allowed, `chat_template_kwargs` may hold thinking and enable_thinking",
-                param="chat_template_kwargs",
-                code="unknown_parameter",
-            )
-    return ("the model always thinks",) if off else ()
+    if template is None:
+        return False
+    thinks = (template.boolean("thinking", True), template.boolean("enable_thinking", True))
+    for unknown in template.unknown():
+        raise RequestError(
+            f"{shown(unknown)} is not allowed, `chat_template_kwargs` may hold thinking and enable_thinking",
+            param="chat_template_kwargs",
+            code="unknown_parameter",
+        )
+    return False in thinks
 
 
 def _tool_choice(fields: Fields) -> Literal["auto", "none"]:
@@ -193,46 +134,110 @@ def _tool_choice(fields: Fields) -> Literal["auto", "none"]:
     raise fields.fail("tool_choice", "auto or none is needed")
 
 
-def _top_p(fields: Fields) -> float | None:
-    value = fields.number("top_p", 0.0, 1.0)
-    if value == 0:
-        raise fields.fail("top_p", "a number above 0 and at most 1 is needed", hint="`temperature` 0 is greedy")
+def _top_logprobs(fields: Fields) -> int | None:
+    value = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if value and not fields.boolean("logprobs", False):
+        raise fields.fail("top_logprobs", "it is only allowed with `logprobs` true")
     return value
 
 
-def _top_k(fields: Fields) -> int | None:
-    """0 and -1 both mean off: clients of different servers send either."""
-    value = fields.integer("top_k", -1, _MAX_TOKENS)
-    return 0 if value == -1 else value
+_SWITCH: Final = {"type": "boolean"}
+_OBJECTS: Final = {"type": "array", "items": {"type": "object"}}
+
+MESSAGES: Final = Param("messages", _messages, {**_OBJECTS, "minItems": 1}, "the conversation", required=True)
+CONVERSATION: Final[tuple[Param[Any], ...]] = (
+    MESSAGES,
+    Param("tools", _tools, _OBJECTS, "functions that the model may call"),
+    Param(
+        "chat_template_kwargs",
+        _template_kwargs,
+        {
+            "type": "object",
+            "properties": {"thinking": _SWITCH, "enable_thinking": _SWITCH},
+            "additionalProperties": False,
+        },
+        "accepted; the model always thinks",
+    ),
+    refused("chat_template", (), "the prompt format belongs to the model"),
+    refused("continue_final_message", (False,), "set `partial` on the last assistant message"),
+)
+"""What makes a prompt of messages: fields of chat completions and of /tokenize."""
+
+CHAT: Final[tuple[Param[Any], ...]] = (
+    *CONVERSATION,
+    *SHARED,
+    Param("tool_choice", _tool_choice, {"enum": ["auto", "none", None]}, "none: no call comes out"),
+    flag("parallel_tool_calls", "accepted; false is not enforced", default=True),
+    integer("max_completion_tokens", "default: the rest of the context", 1, MAX_COUNT),
+    integer("max_tokens", "older name of `max_completion_tokens`, which wins", 1, MAX_COUNT),
+    flag("logprobs", "tell the log-probability of each token"),
+    Param(
+        "top_logprobs",
+        _top_logprobs,
+        {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
+        "with `logprobs`: and of the most likely tokens there",
+    ),
+    Param(
+        "thinking",
+        _thinking,
+        {"type": "object", "properties": {"type": {"enum": ["enabled", "disabled", "adaptive", None]}}},
+        "accepted; the model always thinks",
+    ),
+    *(unused(name) for name in ("reasoning_effort", "verbosity", "prediction")),
+    refused("best_of", (1,), "use `n`"),
+    refused("functions", ([],), "declare them in `tools`, each as {'type': 'function', 'function': …}"),
+    refused("function_call", ("auto", "none"), "use `tool_choice`"),
+    refused("modalities", (["text"],), _TEXT_ONLY),
+    refused("audio", (), _TEXT_ONLY),
+    refused("add_generation_prompt", (True,), "leave the field out"),
+    refused("echo", (False,), "leave the field out"),
+)
 
 
-def _stop(fields: Fields) -> tuple[str, ...]:
-    value = fields.get("stop")
-    if value is None:
-        return ()
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise fields.fail("stop", "a string or an array of strings is needed", code="invalid_type")
-    if len(stops) > MAX_STOPS:
-        raise fields.fail("stop", f"at most {MAX_STOPS} strings are allowed, it has {len(stops)}")
-    if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
-        raise fields.fail("stop", f"each string must have 1 to {MAX_STOP_CHARS} characters")
-    return tuple(dict.fromkeys(stops))
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client asked for. ``logprobs``: how many likely tokens to tell beside each one; None for none at all."""
+
+    model: str | None
+    messages: list[Any]
+    tools: list[Any]
+    tool_choice: Literal["auto", "none"]
+    stream: bool
+    include_usage: bool
+    max_tokens: int | None
+    logprobs: int | None
+    wishes: Wishes
+    warnings: tuple[str, ...]
 
 
-def _stop_token_ids(fields: Fields) -> tuple[int, ...]:
-    value = fields.get("stop_token_ids")
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in value):
-        raise fields.fail("stop_token_ids", "an array of token ids is needed", code="invalid_type")
-    if len(value) > MAX_STOP_IDS:
-        raise fields.fail("stop_token_ids", f"at most {MAX_STOP_IDS} ids are allowed, it has {len(value)}")
-    return tuple(dict.fromkeys(value))
+def read_chat_request(data: dict[str, object]) -> ChatRequest:
+    """Checks a decoded body.
+
+    Raises:
+        RequestError: names the field, its value, and what is allowed.
+    """
+    fields = Fields(data)
+    read = read_all(CHAT, fields)
+    newer_limit = read["max_completion_tokens"]
+    return ChatRequest(
+        model=read["model"],
+        messages=read["messages"],
+        tools=read["tools"],
+        tool_choice=read["tool_choice"],
+        stream=read["stream"],
+        include_usage=read["stream_options"].include_usage,
+        max_tokens=read["max_tokens"] if newer_limit is None else newer_limit,
+        logprobs=(read["top_logprobs"] or 0) if read["logprobs"] else None,
+        wishes=wishes_of(read),
+        warnings=warnings_of(fields, read["stream_options"], off=read["thinking"] or read["chat_template_kwargs"]),
+    )
 
 
-def _cache_salt(fields: Fields) -> str:
-    value = fields.string("cache_salt", _MAX_NAME)
-    if value == "":
-        raise fields.fail("cache_salt", "a string that is not empty is needed")
-    return value or ""
+def wishes_of(read: dict[str, Any]) -> Wishes:
+    """The sampling fields among all that were read."""
+    return Wishes(**{param.name: read[param.name] for param in SAMPLING})
+
+
+def warnings_of(fields: Fields, options: StreamOptions, *, off: bool = False) -> tuple[str, ...]:
+    """What was taken notice of and not obeyed. To be called when every known field has been read."""
+    ignored = (f"ignored {name}" for name in (*options.unknown, *fields.unknown()))
+    return ("the model always thinks", *ignored) if off else tuple(ignored)

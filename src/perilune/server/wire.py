@@ -10,12 +10,14 @@ choice (Moonshot's clients) and, when asked for, in a last chunk without choices
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from perilune.chat.parse import CallDelta, CallStart, ContentDelta, Event, ReasoningDelta
+from perilune.server.logprobs import ChatLogprobs, joined
 
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -83,11 +85,11 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The only choice of a chunk."""
+    """The choice of a chunk: never more than one."""
 
-    index: int = 0
+    index: int
     delta: Delta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Finish | None = None
     usage: Usage | UnsetType = UNSET
 
@@ -114,11 +116,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """The only choice of a completion."""
+    """One choice of a completion."""
 
-    index: int = 0
+    index: int
     message: Message
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Finish
 
 
@@ -157,28 +159,53 @@ def merged(events: Sequence[Event]) -> Iterator[Event]:
         yield last
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkHead:
+    """What all chunks of a response have in common.
+
+    Args:
+        include_usage: with it OpenAI's chunks carry ``usage: null``, without it they have no such key.
+    """
+
+    id: str
+    created: int
+    model: str
+    include_usage: bool = False
+
+    def chunk(self, choice: ChunkChoice) -> bytes:
+        """An event of one choice."""
+        used = None if self.include_usage else UNSET
+        return sse(Chunk(id=self.id, created=self.created, model=self.model, choices=(choice,), usage=used))
+
+    def end(self, used: Usage) -> Iterator[bytes]:
+        """What follows when every choice has ended."""
+        if self.include_usage:
+            yield sse(Chunk(id=self.id, created=self.created, model=self.model, choices=(), usage=used))
+        yield DONE
+
+
 class ChunkWriter:
-    """Events of one streamed answer, as bytes to send, one item per event."""
+    """Events of one streamed choice, as bytes to send, one item per event."""
 
-    def __init__(self, response_id: str, created: int, model: str, include_usage: bool) -> None:
-        self._id, self._created, self._model = response_id, created, model
-        self._include_usage = include_usage
+    def __init__(self, head: ChunkHead, index: int = 0) -> None:
+        self._head, self._index = head, index
         self._role: Literal["assistant"] | UnsetType = "assistant"
+        self._logprobs: ChatLogprobs | None = None
 
-    def deltas(self, events: Sequence[Event]) -> Iterator[bytes]:
-        """The chunks of what the parser made of one engine step."""
+    def deltas(self, events: Sequence[Event], logprobs: ChatLogprobs | None = None) -> Iterator[bytes]:
+        """The chunks of what the parser made of one engine step. Logprobs go with the next chunk there is."""
+        self._logprobs = joined(self._logprobs, logprobs)
         for event in merged(events):
-            yield self._chunk(ChunkChoice(delta=self._delta(event)))
-            self._role = UNSET
+            choice = ChunkChoice(index=self._index, delta=self._delta(event), logprobs=self._logprobs)
+            self._role, self._logprobs = UNSET, None
+            yield self._head.chunk(choice)
 
-    def finish(self, reason: Finish, used: Usage) -> Iterator[bytes]:
-        """The last chunks and the end mark."""
+    def finish(self, reason: Finish, used: Usage) -> bytes:
+        """The last chunk of the choice."""
         # An answer without any delta still has a role and, for clients that concatenate, a string.
         delta = Delta() if self._role is UNSET else Delta(role=self._role, content="")
-        yield self._chunk(ChunkChoice(delta=delta, finish_reason=reason, usage=used))
-        if self._include_usage:
-            yield sse(Chunk(id=self._id, created=self._created, model=self._model, choices=(), usage=used))
-        yield DONE
+        choice = ChunkChoice(index=self._index, delta=delta, logprobs=self._logprobs, finish_reason=reason, usage=used)
+        return self._head.chunk(choice)
 
     def _delta(self, event: Event) -> Delta:
         match event:
@@ -192,11 +219,6 @@ class ChunkWriter:
             case CallDelta(index, arguments):
                 part = CallPart(index=index, function=FunctionPart(arguments=arguments))
         return Delta(role=self._role, tool_calls=(part,))
-
-    def _chunk(self, choice: ChunkChoice) -> bytes:
-        # With include_usage OpenAI's chunks carry `usage: null`; without it they have no such key.
-        used = None if self._include_usage else UNSET
-        return sse(Chunk(id=self._id, created=self._created, model=self._model, choices=(choice,), usage=used))
 
 
 class MessageBuilder:

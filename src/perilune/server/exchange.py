@@ -1,0 +1,92 @@
+"""One request and its answer as ASGI sees them: a client that may leave, a stream of events that may stall.
+
+A stream starts with its first event, so that everything wrong with a request until then is still an HTTP status; after
+that an error is an event, and no ``[DONE]`` follows it. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from starlette.types import Message, Receive, Send
+
+from perilune.server.limits import ClientGone
+from perilune.server.replies import ErrorBody, ErrorInfo
+from perilune.server.wire import sse
+
+
+async def unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Runs ``work``; cancels it, and waits until it has ended, when the client goes away first.
+
+    Raises:
+        ClientGone: it did.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def no_receive() -> Message:
+    """For responses that have nothing more to read."""
+    return {"type": "http.disconnect"}
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream:
+    """A response of server-sent events.
+
+    Args:
+        timeout_s: for a client that does not read; past it the request counts as abandoned.
+    """
+
+    def __init__(self, send: Send, timeout_s: float) -> None:
+        self._send, self._timeout_s = send, timeout_s
+        self.started = False
+
+    async def send(self, message: Message) -> None:
+        """An ASGI message, in bounded time.
+
+        Raises:
+            ClientGone: the client did not read.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientGone from None
+
+    async def start(self, headers: Mapping[str, str]) -> None:
+        """Status and headers, once."""
+        if self.started:
+            return
+        self.started = True
+        raw = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
+        pairs = [(name.encode(), value.encode()) for name, value in raw.items()]
+        await self.send({"type": "http.response.start", "status": 200, "headers": pairs})
+
+    async def write(self, event: bytes) -> None:
+        """One event, in one write."""
+        await self.send({"type": "http.response.body", "body": event, "more_body": True})
+
+    async def end(self) -> None:
+        """Completes the response."""
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, info: ErrorInfo) -> None:
+        """The error as the last event. Without ``[DONE]``, so that no client takes the answer for a whole one."""
+        await self.write(sse(ErrorBody(info)))
+        await self.end()

@@ -1,0 +1,157 @@
+"""What chat and plain completions have in common: from bytes to the engine and from its news to a response.
+
+Preparing happens off the event loop (``tokenpool``): a long prompt must not hold up other streams. The request ends, in
+the engine too, when its client goes away, streaming or not. What an answer looks like is the ``Answer``'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from perilune.errors import PeriluneError
+from perilune.server.edge import TRACE_ID
+from perilune.server.exchange import EventStream, no_receive, unless_gone
+from perilune.server.fanout import News, run
+from perilune.server.limits import read_json_bytes
+from perilune.server.metrics import Metrics, Watch
+from perilune.server.prepare import Order, known_ids
+from perilune.server.records import RECORD, Record
+from perilune.server.replies import ErrorInfo, error_info, json_response, unavailable
+from perilune.server.state import Engine, ServerState
+from perilune.server.tokenjobs import Job
+from perilune.server.tokenpool import TokenPool
+from perilune.server.wishes import Facts
+from perilune.text.tokenizer import Tokenizer
+from perilune.types import TokenOut
+
+logger = logging.getLogger(__name__)
+
+WARNING_HEADER: Final = "x-perilune-warning"
+SEED_HEADER: Final = "x-perilune-seed"
+_SHUTTING_DOWN: Final = "the server is shutting down, the answer was not finished"
+
+
+class Answer(Protocol):
+    """All choices of one response, as they grow."""
+
+    @property
+    def order(self) -> Order: ...
+
+    def events(self, index: int, out: TokenOut) -> Iterator[bytes]:
+        """What news of choice ``index`` adds to a stream."""
+        ...
+
+    def end(self) -> Iterator[bytes]:
+        """What follows when every choice has ended."""
+        ...
+
+    def add(self, index: int, out: TokenOut) -> None:
+        """Takes news for a response that is told whole."""
+        ...
+
+    def whole(self) -> object:
+        """That response, when every choice has ended."""
+        ...
+
+
+TaskT = TypeVar("TaskT")
+MakeAnswer = Callable[[TaskT, str, Tokenizer, Watch], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What endpoints share."""
+
+    state: ServerState
+    pool: TokenPool
+    metrics: Metrics
+
+    def facts(self, engine: Engine) -> Facts:
+        """What checks must know."""
+        state, limits = self.state, self.state.limits
+        return Facts(
+            names=state.names,
+            known_ids=known_ids(engine.tokenizer),
+            max_model_len=engine.max_model_len,
+            temperature=state.defaults.temperature,
+            top_p=state.defaults.top_p,
+            max_choices=limits.max_choices,
+            max_prompts=limits.max_prompts,
+            max_sequences=limits.max_sequences,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationEndpoint(Generic[TaskT]):
+    """An endpoint that generates, as an ASGI application.
+
+    Args:
+        answer: makes the writer of an answer, from the prepared task and an id.
+    """
+
+    services: Services
+    job: Job[TaskT]
+    answer: MakeAnswer[TaskT]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = self.services.state
+        with state.admit(scope) as engine:
+            body = await read_json_bytes(scope, receive, state.limits)
+            stream = EventStream(send, state.limits.send_timeout_s)
+            watch = self.services.metrics.watch()
+            try:
+                with watch:
+                    await unless_gone(self._answer(engine, body, scope, stream, watch), receive)
+            except asyncio.CancelledError:
+                # The grace at the server's end is over. Nobody is left to cancel us for anything else.
+                if not stream.started:
+                    raise unavailable(_SHUTTING_DOWN, code="shutting_down") from None
+                await stream.fail(ErrorInfo(message=_SHUTTING_DOWN, type="server_error", code="shutting_down"))
+
+    async def _answer(self, engine: Engine, body: bytes, scope: Scope, stream: EventStream, watch: Watch) -> None:
+        task = await self.services.pool.prepare(self.job, body, self.services.facts(engine), engine.tokenizer)
+        answer = self.answer(task, scope[TRACE_ID], engine.tokenizer, watch)
+        order = answer.order
+        record: Record | None = scope.get(RECORD)
+        if record is not None:
+            record.model = order.model
+        watch.begin(order)
+        headers = {SEED_HEADER: str(order.seed)}
+        if order.warning:
+            headers[WARNING_HEADER] = order.warning
+        async with aclosing(run(engine, order.requests(scope[TRACE_ID]))) as news:
+            if order.stream:
+                await _stream(answer, news, stream, headers, watch)
+                return
+            async for index, out in news:
+                watch.news(index, out)
+                answer.add(index, out)
+        await json_response(answer.whole(), 200, headers)(scope, no_receive, stream.send)
+
+
+async def _stream(
+    answer: Answer, news: AsyncIterator[News], stream: EventStream, headers: Mapping[str, str], watch: Watch
+) -> None:
+    try:
+        async for index, out in news:
+            watch.news(index, out)
+            await stream.start(headers)
+            for event in answer.events(index, out):
+                await stream.write(event)
+    except PeriluneError as error:
+        if not stream.started:
+            raise
+        logger.error("a request failed in its stream: %s", error.message)
+        watch.failed()
+        await stream.fail(error_info(error)[1])
+        return
+    for event in answer.end():
+        await stream.write(event)
+    await stream.end()

@@ -1,0 +1,67 @@
+"""The preparing process: ``python -m perilune.server.tokenworker``, started by ``tokenpool`` only.
+
+Is asked through its stdin. Does one job at a time and keeps nothing between them but the vocabulary. Ends when
+its stdin does, so it cannot outlive its server.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from typing import BinaryIO
+
+import msgspec
+
+from perilune.errors import RequestError
+from perilune.server.tokenjobs import (
+    HEAD_BYTES,
+    JOBS,
+    Ask,
+    Broken,
+    Done,
+    Reply,
+    decode_ask,
+    decode_boot,
+    frame,
+    refusal,
+)
+from perilune.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def serve(source: BinaryIO, sink: BinaryIO) -> None:
+    """Answers until ``source`` ends."""
+    boot = decode_boot(_read(source))
+    tokenizer = Tokenizer(boot.tokens, boot.names, boot.vocab_size)
+    while data := _read(source):
+        sink.write(frame(_answer(decode_ask(data), tokenizer)))
+        sink.flush()
+
+
+def _answer(ask: Ask, tokenizer: Tokenizer) -> Reply:
+    try:
+        return Done(msgspec.json.encode(JOBS[ask.job].run(ask.body, ask.facts, tokenizer)))
+    except RequestError as error:
+        return refusal(error)
+    except Exception as error:
+        logger.exception("a %s request could not be prepared", ask.job)
+        return Broken(type(error).__name__)
+
+
+def _read(source: BinaryIO) -> bytes:
+    """One frame's message; empty at the end."""
+    return source.read(int.from_bytes(source.read(HEAD_BYTES), "little"))
+
+
+def main() -> None:
+    """Entry point."""
+    # Ctrl-C reaches the whole process group; the server decides when its helpers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    serve(sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()
