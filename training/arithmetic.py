@@ -97,35 +97,36 @@ def long_problem(rng: random.Random) -> Problem:
 
 
 def columns(problem: Problem) -> str:
-    """The thought behind a sum or difference: the problem, a line per column, the digits that come out.
+    """The thought behind a sum or difference: the problem, the same in three digits, a line per column, the result.
 
-    A carry is added, a borrow taken off, in the next line; ``+10`` is what was borrowed. It stands behind the digits
-    that make it necessary: the model decides after it has written what the decision depends on.
+    Every line is true, and every line has the same shape, so that what a digit depends on stands at fixed distances
+    before it: ``9+3+1=13`` adds a carry, ``1-3-0=8-10`` borrows ten. A difference that ends in a borrow is negative: it
+    is turned round and worked again.
 
     >>> columns(Problem("+", (58, 7))).split()
-    ['58+7', '8+7=15', '5+0+1=6', '65']
-    >>> columns(Problem("-", (5, 12))).split()
-    ['5-12', '12-5', '2-5+10=7', '1-0-1=0', '07']
+    ['58+7', '058+007', '8+7+0=15', '5+0+1=6', '0+0+0=0', '065']
+    >>> columns(Problem("-", (5, 12))).split()[1:6]
+    ['005-012', '5-2-0=3', '0-1-0=9-10', '0-0-1=9-10', '012-005']
     """
     a, b = problem.operands
-    lines = [problem.compact]
-    if problem.op == "-" and a < b:
-        a, b = b, a
-        lines.append(f"{a}-{b}")
-    carry, digits = 0, ""
-    for place in range(max(len(str(a)), len(str(b)))):
+    lines, result, left_over = _worked(problem.op, a, b)
+    if problem.op == "-" and left_over:
+        again, result, _ = _worked("-", b, a)
+        lines += again
+    else:
+        result += 1000 * left_over
+    sign = "-" if problem.op == "-" and left_over else ""
+    return "\n".join((problem.compact, *lines, f"{sign}{result:0{MAX_DIGITS}}"))
+
+
+def _worked(op: str, a: int, b: int) -> tuple[list[str], int, int]:
+    """Lines of the columns, the digits that come out as a number, and the carry or borrow that is left over."""
+    lines, carry, result = [f"{a:0{MAX_DIGITS}}{op}{b:0{MAX_DIGITS}}"], 0, 0
+    for place in range(MAX_DIGITS):
         x, y = a // 10**place % 10, b // 10**place % 10
-        carried = f"{problem.op}1" if carry else ""
-        if problem.op == "+":
-            result = x + y + carry
-            lines.append(f"{x}+{y}{carried}={result}")
-            carry = result // 10
-        else:
-            borrow = int(x < y + carry)
-            result = x - y - carry + 10 * borrow
-            lines.append(f"{x}-{y}{carried}{'+10' if borrow else ''}={result}")
-            carry = borrow
-        digits = str(result % 10) + digits
-    if problem.op == "+" and carry:
-        digits = "1" + digits
-    return "\n".join((*lines, digits))
+        value = x + y + carry if op == "+" else x - y - carry
+        shown = f"{value % 10}-10" if value < 0 else str(value)
+        lines.append(f"{x}{op}{y}{op}{carry}={shown}")
+        carry = abs(value // 10)
+        result += value % 10 * 10**place
+    return lines, result, carry

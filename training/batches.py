@@ -19,7 +19,7 @@ from perilune.chat.markers import Marker
 from perilune.chat.messages import read_messages, read_tools
 from perilune.chat.render import render
 from perilune.text.tokenizer import Tokenizer
-from training.chats import Reply, Sample, Wish, sample
+from training.chats import Reply, Sample, Wish, drill, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,27 @@ def _own_words(prompt: Sequence[int], tokenizer: Tokenizer) -> Iterator[bool]:
             inside = False
 
 
-def documents(seed: str, tokens: int, width: int, tokenizer: Tokenizer) -> list[Document]:
-    """Chats of about ``tokens`` tokens together, none longer than ``width``; a function of its arguments alone."""
+def drill_document(rng: random.Random, tokenizer: Tokenizer) -> Document:
+    """A bare worked answer: nearly every token of it teaches, where most of a chat is prompt.
+
+    The restated problem comes from nowhere here and is not learned.
+    """
+    problem, reply = drill(rng)
+    ids = reply_ids(reply, tokenizer)
+    given = 1 + len(tokenizer.encode(problem.compact))
+    return Document(tuple(ids), tuple(index >= given for index in range(len(ids))))
+
+
+def documents(seed: str, tokens: int, width: int, tokenizer: Tokenizer, drills: float = 0.0) -> list[Document]:
+    """Chats of about ``tokens`` tokens together, none longer than ``width``; a function of its arguments alone.
+
+    Args:
+        drills: share of the documents that are drills.
+    """
     rng = random.Random(seed)
     found: list[Document] = []
     while tokens > 0:
-        doc = document(sample(rng), tokenizer)
+        doc = drill_document(rng, tokenizer) if rng.random() < drills else document(sample(rng), tokenizer)
         if len(doc.ids) <= width:
             found.append(doc)
             tokens -= len(doc.ids)

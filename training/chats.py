@@ -125,6 +125,12 @@ def sample(rng: random.Random, wish: Wish = Wish()) -> Sample:
     raise AssertionError("a chat has at least one turn")
 
 
+def drill(rng: random.Random) -> tuple[Problem, Reply]:
+    """A sum or a difference without a chat around it, and its worked answer."""
+    problem = draw(rng, rng.choice((easy_sum, easy_difference)), held_out=False)
+    return problem, _answer("drill", problem, "")
+
+
 def _kind(rng: random.Random, calculator: bool) -> str:
     weights, kinds = _WITH_CALCULATOR if calculator else _WITHOUT_CALCULATOR
     return rng.choices(kinds, weights)[0]

@@ -15,28 +15,34 @@ class Course:
     """How one model is trained.
 
     Attributes:
-        steps: optimiser steps; ``warmup`` of them rise, the last ``decay`` fall linearly to zero.
+        knots: (step, rate) from before step 0 to the end of the course: the factor on all learning rates, linear in between.
         quantise_from: first step with weights as the file will hold them.
         tokens: of one step, about.
         width: tokens of a packed row; no chat is longer.
         muon_lr, adam_lr: peak rates for matrices inside the network and for everything else.
+        drills: share of bare worked answers among the documents of the first ``drill_steps`` steps.
         shards: parts that a step is cut into, computed side by side.
         balance: step of the router's correction bias.
         average: decay of the averaged weights that are exported.
     """
 
     seed: int
-    steps: int
-    warmup: int
-    decay: int
+    knots: tuple[tuple[int, float], ...]
     quantise_from: int
     tokens: int
     width: int
     muon_lr: float
     adam_lr: float
+    drills: float = 0.5
+    drill_steps: int = 0
     shards: int = 2
     balance: float = 5e-3
     average: float = 0.99
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps in all."""
+        return self.knots[-1][0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +94,13 @@ PICO: Final = Recipe(
     },
     course=Course(
         seed=1,
-        steps=2400,
-        warmup=40,
-        decay=1600,
-        quantise_from=1200,
+        knots=((-1, 0.0), (39, 1.0), (300, 1.0), (1800, 0.0), (1840, 0.5), (2800, 0.0)),
+        quantise_from=1000,
+        drill_steps=1000,
         tokens=3072,
         width=384,
-        muon_lr=0.018,
-        adam_lr=2.5e-3,
+        muon_lr=0.015,
+        adam_lr=2e-3,
     ),
 )
 

@@ -18,8 +18,8 @@ from perilune.chat.messages import read_messages, read_tools
 from perilune.chat.parse import CallDelta, CallStart, ContentDelta, OutputParser
 from perilune.chat.render import render
 from perilune.engine.build import build_engine
-from perilune.engine.options import EngineOptions
 from perilune.engine.engine import Engine
+from perilune.engine.options import EngineOptions
 from perilune.types import FinishReason, Request, SamplingParams
 from training.chats import Sample, Wish, sample
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -49,8 +50,9 @@ def by_muon(name: str, param: Tensor) -> bool:
 
 
 def rate(course: Course, step: int) -> float:
-    """Warm-up, stable, linear decay to zero: a factor from 0 to 1."""
-    return min((step + 1) / course.warmup, (course.steps - step) / course.decay, 1.0)
+    """The factor on the learning rates at a step: a line between the knots around it."""
+    (start, low), (end, high) = next(pair for pair in pairwise(course.knots) if step <= pair[1][0])
+    return (low * (end - step) + high * (step - start)) / (end - start)
 
 
 @torch.no_grad()

@@ -126,7 +126,8 @@ def _step(recipe: Recipe, state: State, progress: Progress, tokenizer: Tokenizer
     shards there are, not on how many threads run them.
     """
     course, step = recipe.course, progress.step
-    docs = documents(f"{course.seed}:{step}", course.tokens, course.width, tokenizer)
+    drills = course.drills if step < course.drill_steps else 0.0
+    docs = documents(f"{course.seed}:{step}", course.tokens, course.width, tokenizer, drills)
     shards = [docs[shard :: course.shards] for shard in range(course.shards)]
     parts = list(pool.map(partial(_gradients, recipe, state.params, step >= course.quantise_from), shards))
     count = sum(part.count for part in parts)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import regex  # type: ignore[import-untyped]
+import regex
 
 from perilune.text.tokenizer import KIMI_SPECIALS, NAMES_FILE, NUM_SPECIALS, RANKS_FILE, SPLIT_PATTERN
 

@@ -27,7 +27,9 @@ def _one_thread() -> Iterator[None]:
 def small() -> Recipe:
     """Pico with three small layers and a course of a few steps."""
     dims = PICO.dims | {"hidden_size": 64, "num_hidden_layers": 3, "n_routed_experts": 4, "intermediate_size": 64}
-    course = replace(PICO.course, steps=5, warmup=2, decay=3, quantise_from=2, tokens=400, width=400)
+    course = replace(
+        PICO.course, knots=((-1, 0.0), (1, 1.0), (5, 0.0)), quantise_from=2, drill_steps=3, tokens=400, width=400
+    )
     return replace(PICO, num_ranks=300, dims=dims, course=course)
 
 

@@ -17,15 +17,16 @@ operands = st.integers(0, 999)
 @given(operands, operands, st.sampled_from("+-"))
 def test_every_line_of_the_columns_is_true_and_the_last_is_the_result(a: int, b: int, op: str) -> None:
     problem = Problem(op, (a, b))
-    first, *rest, digits = columns(problem).split("\n")
+    first, padded, *rest, digits = columns(problem).split("\n")
     assert first == problem.compact
-    if op == "-" and a < b:
-        assert rest.pop(0) == f"{b}-{a}"
+    assert padded == f"{a:03}{op}{b:03}"
+    if int(problem.value) < 0:
+        assert rest.pop(3) == f"{b:03}-{a:03}"
     for line in rest:
-        left, _, right = line.partition("=")
-        assert int(right) == sum(map(int, re.findall(r"[+-]?\d+", left)))
-    assert len(rest) == max(len(str(a)), len(str(b)))
-    assert int(digits) == abs(int(problem.value))
+        left, right = (sum(map(int, re.findall(r"[+-]?\d+", side))) for side in line.split("="))
+        assert left == right
+    assert len(rest) == (6 if int(problem.value) < 0 else 3)
+    assert int(digits) == int(problem.value)
 
 
 @pytest.mark.parametrize(

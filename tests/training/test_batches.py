@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from training.batches import Document, document, documents, one_per_row, pack, prompt_ids, reply_ids
+from training.batches import Document, document, documents, drill_document, one_per_row, pack, prompt_ids, reply_ids
 from training.chats import KINDS, PLAIN_CALCULATOR, Sample, Wish, sample
 from training.configs import PICO
 from training.vocab import gpt2_byte_order, learn
@@ -66,6 +66,16 @@ def test_a_reply_is_what_rendering_gives_back_inside_a_chain(tokenizer: Tokenize
     longer = Sample("call", (*chat.messages, chat.reply.message(), result), chat.tools, chat.reply)
     written = (*prompt_ids(chat, tokenizer), *reply_ids(chat.reply, tokenizer))
     assert prompt_ids(longer, tokenizer)[: len(written)] == written
+
+
+def test_a_drill_teaches_all_but_the_problem(tokenizer: Tokenizer) -> None:
+    rng = random.Random(12)
+    for _ in range(20):
+        doc = drill_document(rng, tokenizer)
+        problem, _, rest = tokenizer.decode(doc.ids).removeprefix("<think>").partition("\n")
+        assert learned_text(doc, tokenizer) == f"\n{rest}"
+        assert rest.endswith(".<|im_end|>")
+        assert len(problem) == doc.learned.index(True) - 1, "digits and signs are single tokens"
 
 
 def test_packing_keeps_every_document_whole(tokenizer: Tokenizer) -> None:

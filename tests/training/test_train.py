@@ -57,7 +57,7 @@ def test_a_state_does_not_go_on_under_another_recipe(small: Recipe, folders: Ite
 
 def test_training_learns(small: Recipe, folders: Iterator[Path]) -> None:
     run = next(folders)
-    course = replace(small.course, steps=20, decay=10, quantise_from=15)
+    course = replace(small.course, knots=((-1, 0.0), (4, 1.0), (20, 0.0)), quantise_from=15)
     train(replace(small, course=course), run, run)
     (line,) = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert line["step"] == 20
@@ -65,9 +65,11 @@ def test_training_learns(small: Recipe, folders: Iterator[Path]) -> None:
     assert line["loss"] < 0.75 * math.log(small.spec.vocab_size)
 
 
-def test_the_rate_rises_stays_and_falls(small: Recipe) -> None:
-    course = replace(small.course, steps=10, warmup=2, decay=4)
-    assert [rate(course, step) for step in range(10)] == [0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+def test_the_rate_is_linear_between_knots(small: Recipe) -> None:
+    course = replace(small.course, knots=((-1, 0.0), (1, 1.0), (3, 1.0), (7, 0.0), (8, 0.5), (10, 0.0)))
+    assert course.steps == 10
+    rates = [0.5, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0.5, 0.25]
+    assert [rate(course, step) for step in range(10)] == pytest.approx(rates)
 
 
 def test_muon_moves_a_matrix_by_an_orthogonal_step(small: Recipe) -> None:
