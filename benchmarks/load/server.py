@@ -5,6 +5,7 @@ Looks only at what any operator can see: ``/ready``, ``/metrics`` where there is
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -36,18 +37,22 @@ class Served:
     engine: psutil.Process
 
     async def quiet(self, within_s: float = 15.0) -> Quiet:
-        """How it stands at rest: waits until nothing runs, at most ``within_s``."""
+        """How it stands at rest: waits until nothing runs, at most ``within_s``, and until closed connections have been
+        noticed."""
         end = time.monotonic() + within_s
-        while True:
+        ready = {"running": -1, "waiting": -1}
+        while ready["running"] or ready["waiting"]:
+            await asyncio.sleep(0.1)
             status, body = await get(self.address, "/ready")
-            ready = json.loads(body) if status == 200 else {"running": -1, "waiting": -1}
-            # This very look is one connection; descriptors settle when closed ones have been noticed.
-            state = Quiet(
-                ready["running"], ready["waiting"], self.server.num_fds(), len(self.server.children(recursive=True))
-            )
-            if (state.running == 0 and state.waiting == 0) or time.monotonic() > end:
-                return state
-            time.sleep(0.1)
+            ready = json.loads(body) if status == 200 else ready
+            if time.monotonic() > end:
+                break
+        descriptors = []
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            descriptors.append(self.server.num_fds())
+        children = len(self.server.children(recursive=True))
+        return Quiet(ready["running"], ready["waiting"], min(descriptors), children, await used_blocks(self.address))
 
     def memory_mb(self) -> dict[str, float]:
         """RssAnon + VmSwap of both processes: what they hold of their own, files excepted."""
@@ -73,6 +78,13 @@ async def metrics(address: Address) -> Metrics:
         for name, labels, value in _SAMPLE.findall(body.decode()):
             found.setdefault(name, []).append((dict(_LABEL.findall(labels)), float(value)))
     return found
+
+
+async def used_blocks(address: Address) -> int | None:
+    """Cache blocks that requests own; None where the server does not tell."""
+    found = await metrics(address)
+    total, free = found.get("perilune_kv_blocks"), found.get("perilune_kv_blocks_free")
+    return round(total[0][1] - free[0][1]) if total and free else None
 
 
 @contextmanager
