@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.load.client import Address, Ask, ask, get
 from benchmarks.load.facts import machine, percentile, questions
 from benchmarks.load.history import Answer, Attempt, Fault, Run, violations
-from benchmarks.load.server import Served, serve
+from benchmarks.load.server import Served, completed, serve
 
 MODEL = "pico"
 RAMP_S = 2.0
@@ -179,6 +179,7 @@ async def run_all(args: argparse.Namespace, server: Served) -> dict[str, Any]:
     """Everything on one server; the summary that ``--json`` prints."""
     run = Run(await golden(server.address, questions(args.questions)))
     run.before = await server.quiet()
+    before = await completed(server.address)
     watching = asyncio.create_task(watch_ready(server.address, run))
     rounds = []
     for _ in range(args.rounds):
@@ -193,6 +194,8 @@ async def run_all(args: argparse.Namespace, server: Served) -> dict[str, Any]:
     if args.fault:
         run.faults.append(await stop_engine(server, run))
     run.after = await server.quiet()
+    after = await completed(server.address)
+    run.counted = None if before is None or after is None else after - before
     return _verdict(run, rounds, args)
 
 
@@ -217,6 +220,7 @@ def _verdict(run: Run, rounds: list[dict[str, Any]], args: argparse.Namespace) -
             {"name": fault.name, "detected_s": fault.detected_s, "recovered_s": fault.recovered_s}
             for fault in run.faults
         ],
+        "completed_by_server": run.counted,
         "unready": run.unready,
         "at_rest": [None if quiet is None else asdict(quiet) for quiet in (run.before, run.after)],
         "notes": dict(Counter(a.note for a in attempts if a.lost or a.server_fault).most_common(5)),

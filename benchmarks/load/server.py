@@ -63,7 +63,7 @@ class Served:
         return {"server": self.server.num_fds(), "engine": self.engine.num_fds()}
 
     def cpu_seconds(self) -> dict[str, float]:
-        """User and system time of both processes so far."""
+        """Time on a core of both processes' present threads so far, to the nanosecond where the kernel counts so."""
         return {"server": _cpu_s(self.server), "engine": _cpu_s(self.engine)}
 
 
@@ -83,8 +83,14 @@ async def metrics(address: Address) -> Metrics:
 async def used_blocks(address: Address) -> int | None:
     """Cache blocks that requests own; None where the server does not tell."""
     found = await metrics(address)
-    total, free = found.get("perilune_kv_blocks"), found.get("perilune_kv_blocks_free")
-    return round(total[0][1] - free[0][1]) if total and free else None
+    total, share = found.get("perilune_kv_blocks"), found.get("perilune_kv_usage_ratio")
+    return round(total[0][1] * share[0][1]) if total and share else None
+
+
+async def completed(address: Address) -> int | None:
+    """Requests that the server says it completed since its start; None where it does not tell."""
+    found = (await metrics(address)).get("perilune_requests_total")
+    return None if found is None else round(sum(value for labels, value in found if labels["outcome"] == "complete"))
 
 
 @contextmanager
@@ -160,5 +166,8 @@ def _own_mb(pid: int) -> float:
 
 
 def _cpu_s(process: psutil.Process) -> float:
+    files = list(Path(f"/proc/{process.pid}/task").glob("*/schedstat"))
+    if files:
+        return sum(int(file.read_text().split()[0]) for file in files) / 1e9
     times = process.cpu_times()
     return float(times.user + times.system)
