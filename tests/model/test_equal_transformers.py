@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "equal_transformer
 
 @pytest.fixture(scope="module")
 def oracle() -> Iterator[ModuleType]:
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     spec = importlib.util.spec_from_file_location("equal_transformers", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
