@@ -51,8 +51,11 @@ def test_first_interrupt_lets_streams_end_second_does_not(serve: Serve, tiny_mod
         time.sleep(0.5)
         assert next(lines) == ""
         assert next(lines).startswith("data: {"), "the stream goes on"
-        with pytest.raises(OSError, match="refused"):
-            socket.create_connection(("127.0.0.1", httpx.URL(process.url).port or 0), timeout=5)
+        probe = httpx.get(f"{process.url}/ready")
+        assert (probe.status_code, probe.json()["phase"]) == (503, "draining")
+        refused = httpx.post(f"{process.url}/v1/chat/completions", json=LONG)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json()["error"]["code"] == "server_draining"
         assert process.popen.poll() is None
         process.signal(signal.SIGINT)
         assert process.wait(10) == 0

@@ -18,6 +18,7 @@ from perilune.cli.start import (
     Device,
     DeviceOption,
     DtypeOption,
+    Launch,
     MaxModelLen,
     ModelArgument,
     ModelChoice,
@@ -217,17 +218,17 @@ def _server(choice: ModelChoice, url: str | None) -> Iterator[str]:
     if url is not None:
         yield url
         return
-    import logging
-
+    from perilune import logs
     from perilune.cli.terminal import LoadView
     from perilune.server.runner import Running, background, bind
     from perilune.server.state import ServerState
 
-    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    logs.configure("text", "error")
     state = ServerState((choice.name,))
     view = LoadView(terminal_only=True)
+    launch = Launch(choice.path, choice.engine_options)
     try:
-        with background(Running(state, bind("127.0.0.1", 0), loader(choice, state, view), grace_s=0)) as base:
+        with background(Running(state, bind("127.0.0.1", 0), loader(launch, state, view), grace_s=0)) as base:
             view.phase(f"{choice.name} is ready")
             yield base
     finally:

@@ -65,7 +65,7 @@ def _root(
     context.obj.debug = debug
 
 
-app.command("serve", epilog=serve.EPILOG)(serve.serve)
+app.command("serve", epilog=serve.EPILOG, context_settings=serve.SETTINGS)(serve.serve)
 app.command("chat", epilog=chat.EPILOG)(chat.chat)
 
 

@@ -18,12 +18,16 @@ from perilune import __version__
 from perilune.errors import UsageError
 
 if TYPE_CHECKING:
-    from perilune.cli.terminal import LoadView
+    from perilune.cli.terminal import StartView
+    from perilune.config import EngineConfig
+    from perilune.engine.options import EngineOptions
+    from perilune.engine.remote import Supervision
     from perilune.server.runner import Load, Loaded
     from perilune.server.state import Engine, ServerState
 
 BUNDLED: Final = "pico"
 _QUESTION: Final = "What is 12+30?"
+_SHORT: Final = 8192
 
 
 class Device(StrEnum):
@@ -78,6 +82,18 @@ class ModelChoice:
         return bundled_model() if self.directory is None else self.directory
 
     @property
+    def engine_options(self) -> EngineOptions:
+        """The same as an engine takes it; the rest of its options as they are by default."""
+        from perilune.engine.options import EngineOptions
+
+        return EngineOptions(
+            max_model_len=self.max_model_len,
+            device=self.device.value,
+            dtype=None if self.dtype is None else self.dtype.value,
+            threads=self.threads,
+        )
+
+    @property
     def name(self) -> str:
         """What clients call the model when nobody says otherwise."""
         return BUNDLED if self.directory is None else self.directory.resolve().name or "model"
@@ -97,15 +113,24 @@ def bundled_model() -> Path:
     return path
 
 
-def loader(choice: ModelChoice, state: ServerState, view: LoadView) -> Load:
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A model's directory, and how its engine is run and watched."""
+
+    path: Path
+    options: EngineOptions
+    supervision: Supervision | None = None
+
+
+def loader(launch: Launch, state: ServerState, view: StartView) -> Load:
     """The load of a ``Running`` server; phases go to ``view``, bytes to ``/ready`` too.
 
     Raises:
-        UsageError: no model was given and none is bundled. ConfigError: config.json is missing or unusable.
+        ConfigError: config.json is missing or unusable.
     """
     from perilune.config import ModelSpec, read_json
 
-    path = choice.path
+    path = launch.path
     ModelSpec.from_config(read_json(path / "config.json"))  # what is no model is refused before torch is read
 
     def progress(done: int, total: int) -> None:
@@ -113,47 +138,44 @@ def loader(choice: ModelChoice, state: ServerState, view: LoadView) -> Load:
         view.progress(done, total)
 
     async def load() -> Loaded:
-        from perilune.engine.options import EngineOptions
         from perilune.engine.remote import RemoteEngine
         from perilune.server.state import read_defaults
 
         view.phase("starting the engine")
-        options = EngineOptions(
-            max_model_len=choice.max_model_len,
-            device=choice.device.value,
-            dtype=None if choice.dtype is None else choice.dtype.value,
-            threads=choice.threads,
-        )
         defaults = read_defaults(path)
-        return await RemoteEngine.start(path, options, progress=progress), defaults
+        return await RemoteEngine.start(path, launch.options, launch.supervision, progress), defaults
 
     return load
 
 
-def banner(view: LoadView, engine: Engine, url: str, state: ServerState) -> None:
+def banner(view: StartView, engine: Engine, url: str, state: ServerState) -> None:
     """What was started and how to use it, in six lines."""
     spec, config = engine.spec, engine.config
     _, weight_bytes = state.progress
-    view.close()
-    view.note(f"perilune {__version__} is ready after {view.seconds:.1f} s", style="bold green")
-    view.note(f"  model   {', '.join(state.names)}")
-    view.note(
-        f"  format  {spec.model_type}, {spec.expert_format} experts, {weight_bytes / 1e6:.1f} MB of weights, "
-        f"runs in {config.dtype} on {config.device}"
-    )
-    view.note(
-        f"  cache   {config.max_model_len * config.max_num_seqs} tokens: "
-        f"{config.max_num_seqs} request at a time, prompt and answer up to {config.max_model_len} tokens"
-    )
-    view.note(f"  URL     {url}/v1")
-    view.note(f"  try     {curl_line(url, state.names[0])}")
+    facts = {
+        "model": ", ".join(state.names),
+        "format": f"{spec.model_type}, {spec.expert_format} experts, {weight_bytes / 1e6:.1f} MB of weights, "
+        f"runs in {config.dtype} on {config.device}",
+        "cache": cache_line(engine.status().stats.total_blocks, config),
+        "URL": f"{url}/v1",
+        "try": curl_line(url, state.names[0], needs_key=state.keys is not None),
+    }
+    view.ready(f"perilune {__version__} is ready after {view.seconds:.1f} s", facts)
 
 
-def curl_line(url: str, name: str) -> str:
+def cache_line(blocks: int, config: EngineConfig) -> str:
+    """How much the cache holds, and how many requests at full context and at 8k."""
+    lengths = [config.max_model_len, *([_SHORT] if config.max_model_len > _SHORT else [])]
+    fits = (f"{blocks // -(-length // config.block_size)} requests of {length} tokens" for length in lengths)
+    return f"{blocks * config.block_size} tokens: {' or '.join(fits)}; {config.max_num_seqs} run at once"
+
+
+def curl_line(url: str, name: str, *, needs_key: bool = False) -> str:
     """A shell command that streams an answer."""
     request = {"model": name, "stream": True, "messages": [{"role": "user", "content": _QUESTION}]}
     body = json.dumps(request, separators=(",", ":"), ensure_ascii=False)
-    return f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d {_quoted(body)}"
+    key = ' -H "authorization: Bearer $KEY"' if needs_key else ""
+    return f"curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' -d {_quoted(body)}"
 
 
 def _quoted(text: str) -> str:

@@ -6,9 +6,13 @@ terminal, progress is a few plain lines.
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from perilune.logs import fields
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +41,54 @@ def show_error(message: str, hint: str = "") -> None:
     if hint:
         err.print("hint:", style="bold cyan", end=" ")
         err.print(hint)
+
+
+class StartView(Protocol):
+    """Who is told how a start goes. ``progress`` may be called from any thread."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    def phase(self, name: str) -> None: ...
+
+    def progress(self, done: int, total: int) -> None: ...
+
+    def ready(self, headline: str, facts: Mapping[str, str]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LogView:
+    """The same for programs: each event is a line of the log."""
+
+    def __init__(self) -> None:
+        self._log = logging.getLogger("perilune.start")
+        self._started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._started
+
+    def phase(self, name: str) -> None:
+        """A new phase begins."""
+        self._log.info(name, extra=fields(seconds=round(self.seconds, 3)))
+
+    def progress(self, done: int, total: int) -> None:
+        """``/ready`` tells it; the log does not."""
+
+    def ready(self, headline: str, facts: Mapping[str, str]) -> None:
+        """What was started, in one event."""
+        self._log.info(headline, extra=fields(**facts))
+
+    def note(self, text: str) -> None:
+        """An event."""
+        self._log.info(text)
+
+    def close(self) -> None:
+        """There is nothing to take away."""
 
 
 class LoadView:
@@ -80,6 +132,12 @@ class LoadView:
         if self._bar is not None:
             self._bar.stop()
             self._bar = self._task = None
+
+    def ready(self, headline: str, facts: Mapping[str, str]) -> None:
+        """What was started: a line, and one for each fact."""
+        self.note(headline, style="bold green")
+        for name, fact in facts.items():
+            self.note(f"  {name:<7} {fact}")
 
     def note(self, text: str, style: str | None = None) -> None:
         """A line of its own."""

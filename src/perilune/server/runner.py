@@ -60,7 +60,7 @@ def bind(host: str, port: int, *, public: bool = False) -> socket.socket:
         sock.close()
         raise UsageError(
             f"{host} can be reached from other machines, and there is no authentication without a key",
-            hint="give --api-keys FILE or PERILUNE_API_KEY, or leave --host out, or say --insecure-no-auth",
+            hint="give --api-key-file or PERILUNE_API_KEY, or leave --host out, or say --insecure-no-auth",
         )
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
