@@ -188,7 +188,7 @@ async def measure(server: Scripted, streams: Sequence[Stream], window: Window, s
 
 def holds(row: dict[str, Any]) -> bool:
     """Whether a window keeps the bar, with every stream alive and no event missing."""
-    return row["failed"] == 0 and row["p99_added_ms"] <= BAR_MS and row["events_of_schedule"] > 0.98
+    return bool(row["failed"] == 0 and row["p99_added_ms"] <= BAR_MS and row["events_of_schedule"] > 0.98)
 
 
 async def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -239,7 +239,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="of the measured window")
     parser.add_argument("--sweep", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--sweep-seconds", type=float, default=6.0)
-    parser.add_argument("--phases", type=int, default=20, help="moments of a period at which streams step; 1: all at once")
+    parser.add_argument(
+        "--phases", type=int, default=20, help="moments of a period at which streams step; 1: all at once"
+    )
     parser.add_argument("--server-core", type=int, default=0)
     parser.add_argument("--client-core", type=int, default=1)
     parser.add_argument("--realtime", action="store_true", help="keep others off both cores meanwhile; needs root")
@@ -254,8 +256,10 @@ def main() -> int:
     if args.json:
         print(json.dumps(summary))
     else:
-        print(f"{summary['streams']} streams: p99 {summary['p99_added_ms']} ms; "
-              f"{summary['largest_that_holds']} streams hold {BAR_MS:g} ms")
+        print(
+            f"{summary['streams']} streams: p99 {summary['p99_added_ms']} ms; "
+            f"{summary['largest_that_holds']} streams hold {BAR_MS:g} ms"
+        )
     return 0 if summary["holds"] else 1
 
 

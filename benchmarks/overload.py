@@ -23,6 +23,7 @@ import statistics
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,13 +50,13 @@ class Crowd:
 
     address: Address
     run: Run
-    stop: bool = False
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
     retries: list[float] = field(default_factory=list)
 
     async def client(self, rng: random.Random) -> None:
         """One of them. It comes back when the server said, and a little later, as SDKs do."""
         names = list(self.run.golden)
-        while not self.stop:
+        while not self.stop.is_set():
             wish = Ask(MODEL, rng.choice(names), rng.random() < STREAMED_SHARE)
             attempt = await ask(self.address, wish, DEADLINE_S)
             self.run.attempts.append(attempt)
@@ -66,9 +67,8 @@ class Crowd:
                 await self._pause((attempt.retry_after or 0.1) * rng.uniform(1.0, 1.25))
 
     async def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not self.stop and (left := end - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, 0.5))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.stop.wait(), seconds)
 
 
 async def golden(address: Address, names: list[str]) -> dict[str, Answer]:
@@ -96,7 +96,7 @@ async def span(server: Served, run: Run, clients: int, seconds: float) -> dict[s
     begun = time.monotonic()
     lag = await _lag(seconds)
     ended = time.monotonic()
-    crowd.stop = True
+    crowd.stop.set()
     await asyncio.gather(*tasks)
     used = {name: round((after - cpu[name]), 2) for name, after in server.cpu_seconds().items()}
     return _summary(run, run.attempts[first:], (begun, ended)) | {
@@ -249,7 +249,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="of a span's counted middle")
     parser.add_argument("--questions", type=int, default=24)
-    parser.add_argument("--fault", action=argparse.BooleanOptionalAction, default=True, help="stop the engine at the end")
+    parser.add_argument(
+        "--fault", action=argparse.BooleanOptionalAction, default=True, help="stop the engine at the end"
+    )
     parser.add_argument("--server-option", action="append", default=[], help="more for perilune serve; may be repeated")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON on stdout")
     args = parser.parse_args()

@@ -155,13 +155,13 @@ def _verdict(looks: list[Look], arrivals: Arrivals, rest: tuple[Quiet, Quiet]) -
     leaks = {
         "descriptors": after.descriptors - before.descriptors,
         "children": after.children - before.children,
-        "blocks": after.blocks,
+        "blocks": after.blocks or 0,
         "running": after.running,
         "waiting": after.waiting,
     }
     ends = Counter(attempt.end for attempt in attempts)
     flat = all(one["mb_per_10000"] < BAR_MB for one in slopes.values())
-    clean = leaks["descriptors"] <= 0 and not any((leaks["children"], leaks["blocks"], leaks["running"]))
+    clean = all(value <= 0 for value in leaks.values())
     unhappy = ends["cut"] + ends["timeout"] + sum(attempt.server_fault for attempt in attempts)
     return {
         "requests": total,

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvloop
-
 from benchmarks.load.facts import percentile, waited_for_a_core
+
 from perilune.cli.start import bundled_model
 from perilune.config import EngineConfig, ModelSpec, read_json
 from perilune.engine.messages import Abort, News, Submit, decode_from_engine, encode

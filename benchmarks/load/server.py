@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-
 from benchmarks.load.client import Address, get
 from benchmarks.load.history import Quiet
 
