@@ -41,7 +41,7 @@ from perilune.engine.messages import (
 from perilune.engine.publish import EventPublisher
 from perilune.errors import EngineError, PeriluneError
 
-HEARTBEAT_S: Final = 0.5
+HEARTBEAT_S: Final = 1.0
 _LOADING_EVERY_S: Final = 0.1
 
 
