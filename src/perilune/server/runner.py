@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 Loaded = tuple[Engine, SamplingDefaults]
 Load = Callable[[], Awaitable[Loaded]]
 
-_WATCH_S: Final = 0.5
+_WATCH_S: Final = 1.0
+_TELL_S: Final = 0.5
 _LAST_WORDS_S: Final = 1.0
 
 
@@ -169,7 +170,7 @@ class Running:
         except Exception:
             self.state.end("failed")
             # Answers in flight and probes learn of it before the port closes.
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(_TELL_S)
             raise
         finally:
             if engine is not None and not self._hurried.is_set():
