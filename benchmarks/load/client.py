@@ -1,7 +1,7 @@
 """A load generator's client: one request on a connection of its own, read to the last byte, kept as an ``Attempt``.
 
 Raw asyncio, because what is looked for is what client libraries hide: cut streams, answers that come twice, bytes
-behind the end. Asks for ``connection: close``, so that everything up to the end of the connection belongs to the request.
+behind the end. Asks for ``connection: close``, so that all that comes belongs to the request.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import Literal, get_args
 
 End = Literal["complete", "error", "cut", "timeout", "cancelled", "unreachable"]
 """``complete``: the whole answer. ``error``: a refusal by status, or an error event in a stream. ``cut``: the
-connection ended in between and nobody said why. ``timeout``: the client gave up waiting. ``cancelled``: the client meant to leave.
-``unreachable``: no connection, so nothing was asked."""
+connection ended in between and nobody said why. ``timeout``: the client gave up waiting. ``cancelled``: the client
+meant to leave. ``unreachable``: no connection, so nothing was asked."""
 
 
 @dataclass(frozen=True, slots=True)
