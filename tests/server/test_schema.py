@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perilune.errors import RequestError
-from perilune.server.schema import ChatRequest, read_chat_request
+from perilune.server.schema import CHAT, ChatRequest, read_chat_request
+from perilune.server.wishes import Wishes
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 HUGE = 10**400
@@ -30,15 +31,25 @@ def test_defaults() -> None:
         stream=False,
         include_usage=False,
         max_tokens=None,
-        temperature=None,
-        top_p=None,
-        top_k=None,
-        min_p=None,
-        seed=None,
-        stop=(),
-        stop_token_ids=(),
-        ignore_eos=False,
-        cache_salt="",
+        logprobs=None,
+        wishes=Wishes(
+            n=1,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            min_p=None,
+            seed=None,
+            stop=(),
+            stop_token_ids=(),
+            ignore_eos=False,
+            min_tokens=0,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            repetition_penalty=1.0,
+            logit_bias=(),
+            priority=0,
+            cache_salt="",
+        ),
         warnings=(),
     )
 
@@ -68,12 +79,20 @@ def test_defaults() -> None:
         ("stream", True, "stream", True),
         ("ignore_eos", True, "ignore_eos", True),
         ("cache_salt", "s", "cache_salt", "s"),
+        ("n", 3, "n", 3),
+        ("min_tokens", 3, "min_tokens", 3),
+        ("presence_penalty", -2, "presence_penalty", -2.0),
+        ("frequency_penalty", 2, "frequency_penalty", 2.0),
+        ("repetition_penalty", 1.2, "repetition_penalty", 1.2),
+        ("priority", -5, "priority", -5),
+        ("logit_bias", {"7": -100, "8": 0.5}, "logit_bias", ((7, -100.0), (8, 0.5))),
     ],
 )
 def test_reads(field: str, value: Any, attribute: str, meaning: Any) -> None:
     request = read(**{field: value})
-    assert getattr(request, attribute) == meaning
-    assert type(getattr(request, attribute)) is type(meaning)
+    found = getattr(request if hasattr(request, attribute) else request.wishes, attribute)
+    assert found == meaning
+    assert type(found) is type(meaning)
     assert request.warnings == ()
     assert read(**{field: None}) == read(), "null means absent"
 
@@ -119,18 +138,31 @@ def test_accepts_without_effect(fields: dict[str, Any]) -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": []}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"n": 2}, "n"),
-        ({"n": 10**9}, "n"),
+        ({"n": 10**10}, "n"),
         ({"n": True}, "n"),
         ({"n": 0}, "n"),
         ({"best_of": 10**9}, "best_of"),
         ({"use_beam_search": True}, "use_beam_search"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 1}, "logprobs"),
         ({"top_logprobs": 5}, "top_logprobs"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"frequency_penalty": False}, "frequency_penalty"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty"),
-        ({"logit_bias": {"191222": -100}}, "logit_bias"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1.0": 1}}, "logit_bias"),
+        ({"logit_bias": {"٣": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 1, "01": 1}}, "logit_bias"),
+        ({"logit_bias": {"9223372036854775808": 1}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+        ({"logit_bias": {"1": True}}, "logit_bias.1"),
+        ({"logit_bias": [[1, 2]]}, "logit_bias"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"priority": 2**31}, "priority"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+        ({"bad_words": ["x"]}, "bad_words"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
         ({"response_format": "json"}, "response_format"),
         ({"functions": [{}]}, "functions"),
@@ -173,9 +205,11 @@ def test_refuses(fields: dict[str, Any], param: str) -> None:
     assert len(caught.value.message) < 250
 
 
-@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p"])
 @pytest.mark.parametrize(
-    "value", [-1, 2.1, -0.0001, 1e-320, 1e300, HUGE, -HUGE, True, "1", [], {}, float("inf"), float("nan")]
+    "field", ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
+)
+@pytest.mark.parametrize(
+    "value", [-11, 10.1, 1e-320, 1e300, HUGE, -HUGE, True, "1", [], {}, float("inf"), float("nan")]
 )
 def test_refuses_numbers(field: str, value: Any) -> None:
     with pytest.raises(RequestError) as caught:
@@ -184,7 +218,7 @@ def test_refuses_numbers(field: str, value: Any) -> None:
     assert len(caught.value.message) < 200
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "seed", "top_k"])
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "seed", "top_k", "n", "min_tokens"])
 @pytest.mark.parametrize("value", [-(2**63), 2**64, HUGE, True, 1.0, 1.5, "1", []])
 def test_refuses_integers(field: str, value: Any) -> None:
     with pytest.raises(RequestError) as caught:
@@ -229,10 +263,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-NAMES = sorted(
-    {*ChatRequest.__struct_fields__, "stream_options", "thinking", "chat_template_kwargs", "response_format", "n"}
-    - {"include_usage", "warnings"}
-)
+NAMES = [param.name for param in CHAT]
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), JSON, max_size=3))

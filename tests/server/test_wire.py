@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perilune.chat.parse import CallDelta, CallStart, ContentDelta, Event, ReasoningDelta
-from perilune.server.wire import ChunkWriter, MessageBuilder, Usage, merged, usage
+from perilune.server.wire import ChunkHead, ChunkWriter, MessageBuilder, Usage, merged, usage
 
 USAGE = usage(prompt=10, completion=7, reasoning=3, cached=4)
 
@@ -28,9 +28,10 @@ def decode(events: list[bytes]) -> list[Any]:
 
 
 def told(steps: list[list[Event]], *, include_usage: bool = False) -> list[Any]:
-    writer = ChunkWriter("chatcmpl-1", 5, "m", include_usage)
+    head = ChunkHead("chatcmpl-1", 5, "m", include_usage)
+    writer = ChunkWriter(head)
     events = [event for step in steps for event in writer.deltas(step)]
-    return decode([*events, *writer.finish("stop", USAGE)])
+    return decode([*events, writer.finish("stop", USAGE), *head.end(USAGE)])
 
 
 def test_a_whole_stream() -> None:

@@ -132,7 +132,7 @@ def prepare_chat(body: bytes, facts: Facts, tokenizer: Tokenizer) -> ChatTask:
     # Without tools a call could only be noise: OpenAI's default is then "none" too.
     calls_allowed = bool(tools) and asked.tool_choice == "auto"
     banned = () if calls_allowed else _call_ids(tokenizer)
-    params = sampling(asked.wishes, asked.max_tokens, len(rendered.ids), facts, banned)
+    params = sampling(asked.wishes, asked.max_tokens, len(rendered.ids), facts, "messages", banned)
     return ChatTask(
         order=_order(model, asked, (rendered.ids,), (msgspec.structs.replace(params, logprobs=asked.logprobs),)),
         tools=tools,
@@ -233,7 +233,7 @@ def _text_sampling(asked: CompletionRequest, prompt_len: int, facts: Facts) -> S
     limit = asked.max_tokens
     if limit is None:
         limit = max(min(DEFAULT_MAX_TOKENS, facts.max_model_len - prompt_len), 1)
-    params = sampling(asked.wishes, max(limit, 1), prompt_len, facts)
+    params = sampling(asked.wishes, max(limit, 1), prompt_len, facts, "prompt")
     prompt_logprobs = asked.logprobs if asked.echo else None
     return msgspec.structs.replace(params, logprobs=asked.logprobs, prompt_logprobs=prompt_logprobs)
 

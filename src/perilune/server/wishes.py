@@ -228,16 +228,16 @@ def served_name(asked: str | None, names: tuple[str, ...]) -> str:
 
 
 def sampling(
-    wishes: Wishes, max_tokens: int | None, prompt_len: int, facts: Facts, banned: tuple[int, ...] = ()
+    wishes: Wishes, max_tokens: int | None, prompt_len: int, facts: Facts, param: str, banned: tuple[int, ...] = ()
 ) -> SamplingParams:
-    """For the engine, without seed and logprobs.
+    """For the engine, without seed and logprobs. ``param`` is the field that the prompt came in.
 
     Raises:
         ContextLengthError: there is not enough room. RequestError: an id is not in the vocabulary.
     """
     check_ids("stop_token_ids", wishes.stop_token_ids, facts.known_ids)
     check_ids("logit_bias", tuple(token for token, _ in wishes.logit_bias), facts.known_ids)
-    limit = _max_tokens(max_tokens, prompt_len, facts.max_model_len)
+    limit = _max_tokens(max_tokens, prompt_len, facts.max_model_len, param)
     if wishes.min_tokens > limit:
         raise RequestError(
             f"`min_tokens` is {wishes.min_tokens}, at most the {limit} tokens of the answer are allowed",
@@ -261,7 +261,7 @@ def sampling(
     )
 
 
-def _max_tokens(asked: int | None, prompt_len: int, context: int) -> int:
+def _max_tokens(asked: int | None, prompt_len: int, context: int, param: str) -> int:
     """What was asked for, else the rest of the context.
 
     Raises:
@@ -271,6 +271,7 @@ def _max_tokens(asked: int | None, prompt_len: int, context: int) -> int:
     if room < 1:
         raise ContextLengthError(
             f"the prompt has {prompt_len} tokens, the context (max_model_len) holds {context} with the answer",
+            param=param,
             hint="shorten it",
         )
     if asked is not None and asked > room:
