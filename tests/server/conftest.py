@@ -24,7 +24,7 @@ from perilune.server.limits import Limits
 from perilune.server.runner import Load, Loaded, Running, background, bind
 from perilune.server.state import Engine, SamplingDefaults, ServerState
 from perilune.text.tokenizer import Tokenizer
-from perilune.types import FinishReason, Request, TokenOut
+from perilune.types import FinishReason, Request, TokenLogprobs, TokenOut
 
 CONTEXT = 4096
 
@@ -154,7 +154,9 @@ class Script:
             for step in self.steps:
                 await asyncio.sleep(self.delay_s)
                 count += len(step)
-                yield TokenOut(request_id=request.id, tokens=tuple(step), completion_tokens=count)
+                logprobs = self._logprobs(step, request.sampling.logprobs)
+                tokens = tuple(step)
+                yield TokenOut(request_id=request.id, tokens=tokens, logprobs=logprobs, completion_tokens=count)
             if self.dies:
                 self.phase = "failed"
                 raise EngineError("out of memory at /secret/path 0xdeadbeef")
@@ -165,6 +167,11 @@ class Script:
             yield TokenOut(request_id=request.id, completion_tokens=count, finish=self.finish, error=error)
         finally:
             self.closed += not ended
+
+    def _logprobs(self, step: Sequence[int], top: int | None) -> tuple[TokenLogprobs, ...]:
+        if top is None:
+            return ()
+        return tuple(TokenLogprobs(chosen=-1.0, top_ids=tuple(range(top)), top=(-2.0,) * top) for _ in step)
 
     def status(self) -> EngineStatus:
         error = "scripted failure" if self.phase == "failed" else ""
