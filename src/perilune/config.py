@@ -168,7 +168,6 @@ class ModelSpec:
     num_shared_experts: int
     top_k: int
     first_dense_layers: int
-    moe_layer_freq: int
     n_group: int
     topk_group: int
     norm_topk_prob: bool
@@ -201,7 +200,7 @@ class ModelSpec:
         return "bf16" if self.quant is None else "int4"
 
     def is_moe_layer(self, layer: int) -> bool:
-        return self.num_experts > 0 and layer >= self.first_dense_layers and layer % self.moe_layer_freq == 0
+        return layer >= self.first_dense_layers
 
     @classmethod
     def from_config(cls, data: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
@@ -215,6 +214,7 @@ class ModelSpec:
         f.choice("hidden_act", ("silu",), "silu")
         f.choice("scoring_func", ("sigmoid",), "sigmoid")
         f.choice("topk_method", ("noaux_tc",), "noaux_tc")
+        f.integer("moe_layer_freq", 1, 1, default=1)  # no model of the family has another
         if f.boolean("attention_bias", False):
             raise f.fail("attention_bias", "only false is implemented")
         if f.boolean("tie_word_embeddings", False):
@@ -247,7 +247,6 @@ class ModelSpec:
             num_shared_experts=f.integer("n_shared_experts", low=0, high=1024),
             top_k=f.integer("num_experts_per_tok", high=65536),
             first_dense_layers=f.integer("first_k_dense_replace", low=0),
-            moe_layer_freq=f.integer("moe_layer_freq", default=1),
             n_group=f.integer("n_group", default=1),
             topk_group=f.integer("topk_group", default=1),
             norm_topk_prob=f.boolean("norm_topk_prob", True),
@@ -290,7 +289,7 @@ def _rope_spec(f: _Fields, dim: int) -> RopeSpec:
     if not isinstance(scaling, Mapping):
         raise f.fail("rope_scaling", "an object or null is needed")
     r = _Fields({"rope_theta": f.data.get("rope_theta"), **scaling}, f"{f.where}: rope_scaling")
-    theta = r.number("rope_theta", 1.0, 1e12)
+    theta = r.number("rope_theta", 1.001, 1e12)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return RopeSpec(dim=dim, theta=theta)
@@ -331,8 +330,9 @@ def _quant_spec(data: Mapping[str, Any], where: str) -> QuantSpec | None:
     q = _Fields(raw, where)
     q.choice("quant_method", ("compressed-tensors",))
     q.choice("format", ("pack-quantized",))
-    if raw.get("kv_cache_scheme") is not None:
-        raise q.fail("kv_cache_scheme", "only null is implemented")
+    for key in ("kv_cache_scheme", "transform_config", "sparsity_config"):
+        if raw.get(key):
+            raise q.fail(key, "only null is implemented")
     groups = raw.get("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
         raise q.fail("config_groups", "exactly one group is implemented")
@@ -342,6 +342,8 @@ def _quant_spec(data: Mapping[str, Any], where: str) -> QuantSpec | None:
         raise q.fail("config_groups", "its group needs an object `weights`")
     if group.get("input_activations") is not None or group.get("output_activations") is not None:
         raise q.fail("config_groups", "quantised activations are not implemented, only weights")
+    if group.get("format") not in (None, "pack-quantized"):
+        raise q.fail("config_groups", "its group's `format` must be pack-quantized, or absent")
     w = _Fields(weights, f"{where}: weights")
     w.integer("num_bits", 4, 4)
     w.choice("type", ("int",))

@@ -202,6 +202,12 @@ def test_requests_that_cannot_be_run_are_refused(build: Build) -> None:
             engine.add(request(prompt=(1, bad)))
         with pytest.raises(RequestError, match="banned_ids has"):
             engine.add(request(banned_ids=(bad,)))
+    for field, value in (("temperature", float("nan")), ("top_p", 0.0), ("min_p", 2.0), ("top_k", -1)):
+        with pytest.raises(RequestError, match=f"{field} is"):
+            wrong: dict[str, Any] = {field: value}
+            engine.add(request(**wrong))
+    with pytest.raises(RequestError, match="logit_bias has a value"):
+        engine.add(request(logit_bias=((1, float("inf")),)))
     with pytest.raises(RequestError, match="max_tokens is 0"):
         engine.add(request(max_tokens=0))
     with pytest.raises(ContextLengthError, match=r"71 tokens and max_tokens is 186, together over the context of 256"):

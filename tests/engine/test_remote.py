@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -150,7 +151,9 @@ async def test_closing_while_it_loads(tiny_model: Path) -> None:
     assert not psutil.Process().children()
 
 
-def test_an_engine_does_not_outlive_its_server(tiny_model: Path) -> None:
+@pytest.mark.parametrize("ready", [True, False], ids=["ready", "loading"])
+def test_an_engine_does_not_outlive_its_server(tiny_model: Path, tmp_path: Path, ready: bool) -> None:
+    """Nor leave its sockets behind; while it loads it has no heartbeat yet."""
     script = (
         "import asyncio, pathlib, sys\n"
         "from perilune.engine.remote import RemoteEngine\n"
@@ -160,12 +163,28 @@ def test_an_engine_does_not_outlive_its_server(tiny_model: Path) -> None:
         "    await asyncio.sleep(100)\n"
         "asyncio.run(main())\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
-        (engine,) = psutil.Process(server.pid).children()
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as server:
+        if ready:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+        deadline = time.monotonic() + 20
+        while not (children := psutil.Process(server.pid).children()) and time.monotonic() < deadline:
+            time.sleep(0.01)
         os.kill(server.pid, signal.SIGKILL)
-    assert psutil.wait_procs([engine], timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=20)[1] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_folder_that_cannot_hold_sockets(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (tmp_path / ("x" * 120), tmp_path / "absent"):
+        monkeypatch.setattr("tempfile.tempdir", str(folder))
+        if len(folder.name) > 100:
+            folder.mkdir()
+        with pytest.raises(EngineError, match="could not be started"):
+            await RemoteEngine.start(tiny_model, OPTIONS)
 
 
 def test_the_server_side_needs_no_torch() -> None:

@@ -77,10 +77,10 @@ def test_shared_experts_are_one_wider_mlp_or_none() -> None:
     assert not any(info.kind == "shared" for info in expected_tensors(spec_of(n_shared_experts=0)))
 
 
-def test_dense_and_moe_layers_alternate_as_configured() -> None:
-    kinds = spec_of(num_hidden_layers=6, first_k_dense_replace=2, moe_layer_freq=2)
+def test_the_first_layers_are_dense_as_configured() -> None:
+    kinds = spec_of(num_hidden_layers=4, first_k_dense_replace=2)
     routers = [info.name for info in expected_tensors(kinds) if info.kind == "router"]
-    assert routers == [f"model.layers.{layer}.mlp.gate.weight" for layer in (2, 4)]
+    assert routers == [f"model.layers.{layer}.mlp.gate.weight" for layer in (2, 3)]
 
 
 @pytest.mark.parametrize(

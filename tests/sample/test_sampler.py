@@ -35,6 +35,7 @@ def params(**fields: object) -> SamplingParams:
 def test_greedy_takes_the_highest_and_ties_go_to_the_lower_id() -> None:
     assert sample(LOGITS, params(temperature=0), 0, 0) == 1
     assert sample(torch.tensor([0.0, 5.0, 5.0]), params(temperature=0), 0, 0) == 1
+    assert {sample(LOGITS, params(temperature=1e-320), seed, 0) for seed in range(20)} == {1}
 
 
 def test_frequencies_follow_the_softmax() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -43,28 +44,34 @@ from perilune.errors import EngineError, PeriluneError
 
 HEARTBEAT_S: Final = 1.0
 _LOADING_EVERY_S: Final = 0.1
+_LAST_WORDS_MS: Final = 2000
 
 
 class _Pulse(threading.Thread):
-    """Heartbeats, and the end of a process whose parent has died."""
+    """Heartbeats once there is an engine, and from the start the end of a process whose parent has died."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, engine: Engine) -> None:
+    def __init__(self, boot: Boot) -> None:
         super().__init__(name="perilune-heartbeat", daemon=True)
         self.step_started = 0.0
-        self._context, self._address, self._engine = context, address, engine
-        self._parent = os.getppid()
+        self.engine: Engine | None = None
+        self._boot = boot
 
     def run(self) -> None:
-        socket = self._context.socket(zmq.PUSH)
+        # A context of its own: that of the requests must be able to end while this thread goes on.
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = context.socket(zmq.PUSH)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(self._address)
-        while os.getppid() == self._parent:
-            started = self.step_started
-            seconds = time.monotonic() - started if started else 0.0
-            # A full queue means that nobody reads: the next beat tells as much.
-            with contextlib.suppress(zmq.Again):
-                socket.send(encode(Heartbeat(self._engine.stats(), seconds)), zmq.DONTWAIT)
+        socket.connect(self._boot.heartbeats)
+        while os.getppid() == self._boot.parent:
+            if self.engine is not None:
+                started = self.step_started
+                seconds = time.monotonic() - started if started else 0.0
+                # A full queue means that nobody reads: the next beat tells as much.
+                with contextlib.suppress(zmq.Again):
+                    socket.send(encode(Heartbeat(self.engine.stats(), seconds)), zmq.DONTWAIT)
             time.sleep(HEARTBEAT_S)
+        # A parent that was killed could not clean up.
+        shutil.rmtree(self._boot.folder, ignore_errors=True)
         os._exit(EngineError.exit_code)
 
 
@@ -80,11 +87,12 @@ class _Child:
 
     def run(self) -> int:
         """Loads and serves until told to stop; the exit code."""
+        pulse = _Pulse(self._boot)
+        pulse.start()
         try:
             publisher = self._publisher()
             engine = build_engine(Path(self._boot.model), self._boot.options, self._progress())
-            pulse = _Pulse(self._context, self._boot.heartbeats, engine)
-            pulse.start()
+            pulse.engine = engine
             self._tell(Ready(engine.config, engine.scheduler.pool.num_blocks))
             while self._receive(engine, publisher):
                 pulse.step_started = time.monotonic()
@@ -145,7 +153,8 @@ class _Child:
         self._socket.send(encode(message))
 
     def _leave(self, code: int) -> int:
-        self._socket.close(linger=1000)
+        """Waits until the last words are on their way: the process ends without tidying up."""
+        self._context.destroy(linger=_LAST_WORDS_MS)
         return code
 
 

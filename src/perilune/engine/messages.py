@@ -16,12 +16,20 @@ from perilune.types import Request, TokenOut
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
-    """What to load and where to speak: ``ipc://`` addresses in a folder that only this user can enter."""
+    """What to load, whose child this is, and the folder with the ``ipc://`` names, which only this user can enter."""
 
     model: str
     options: EngineOptions
-    requests: str
-    heartbeats: str
+    parent: int
+    folder: str
+
+    @property
+    def requests(self) -> str:
+        return f"ipc://{self.folder}/requests"
+
+    @property
+    def heartbeats(self) -> str:
+        return f"ipc://{self.folder}/heartbeats"
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):

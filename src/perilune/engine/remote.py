@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -189,30 +190,33 @@ class RemoteEngine:
 
     async def _one_life(self) -> PeriluneError:
         """Starts a process, serves it, and cleans up after it; why it ended."""
-        folder = Path(tempfile.mkdtemp(prefix="perilune-"))
+        folder = ""
         context = zmq.asyncio.Context()
         requests, heartbeats = context.socket(zmq.PAIR), context.socket(zmq.PULL)
         try:
+            folder = tempfile.mkdtemp(prefix="perilune-")
+            boot = Boot(model=str(self._model), options=self._options, parent=os.getpid(), folder=folder)
             requests.set_hwm(0)
-            requests.bind(f"ipc://{folder}/requests")
-            heartbeats.bind(f"ipc://{folder}/heartbeats")
+            requests.bind(boot.requests)
+            heartbeats.bind(boot.heartbeats)
             self._socket = requests
-            boot = Boot(
-                model=str(self._model),
-                options=self._options,
-                requests=f"ipc://{folder}/requests",
-                heartbeats=f"ipc://{folder}/heartbeats",
-            )
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "perilune.engine.child", stdin=PIPE, stdout=sys.stderr.fileno()
             )
             return await self._serve(process, boot, requests, heartbeats)
-        except OSError as error:
-            return EngineError(f"the engine process could not be started: {error}")
+        except (OSError, zmq.ZMQError) as error:
+            return EngineError(
+                f"the engine process could not be started: {error}",
+                hint="it needs a folder for sockets; TMPDIR may name another, with a shorter path",
+            )
+        except Exception as error:
+            logger.exception("the engine's supervision failed")
+            return EngineError(f"the engine's supervision failed: {type(error).__name__}: {error}")
         finally:
             self._socket = None
             context.destroy(linger=0)
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder:
+                shutil.rmtree(folder, ignore_errors=True)
 
     async def _serve(
         self, process: Process, boot: Boot, requests: zmq.asyncio.Socket, heartbeats: zmq.asyncio.Socket
@@ -234,10 +238,10 @@ class RemoteEngine:
                 self._send(Shutdown())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), _STOP_S)
-            if process.returncode is not None and not listening.done():
-                # Its last words may still be on their way.
+            if process.returncode is not None and process.returncode >= 0 and not listening.done():
+                # It was not killed: its last words may still be on their way.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(listening), 0.2)
+                    await asyncio.wait_for(asyncio.shield(listening), 1.0)
         finally:
             if process.returncode is None:
                 process.kill()

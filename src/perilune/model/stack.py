@@ -80,6 +80,9 @@ class Network:
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def new_cache(self, blocks: int, block_size: int) -> Tensor:
-        """An empty cache [layers, blocks, block_size, L + P] in the weights' dtype and place."""
+        """A cache [layers, blocks, block_size, L + P] in the weights' dtype and place.
+
+        Not initialised: memory that no token has used yet costs nothing, and what was not written is never read.
+        """
         shape = (self.spec.num_layers, blocks, block_size, self.spec.kv_dim)
-        return self.weights.embed.new_zeros(shape)
+        return self.weights.embed.new_empty(shape)

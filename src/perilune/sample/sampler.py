@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from perilune.sample.filters import min_p_mask, top_k_mask, top_p_mask
 from perilune.sample.penalties import add_bias, penalise
 from perilune.sample.rng import gumbel
 from perilune.types import SamplingParams
+
+MIN_TEMPERATURE: Final = 1e-6
+"""Below it sampling is greedy: logits divided by less would overflow, and nothing but the highest has a chance."""
 
 
 @dataclass(slots=True)
@@ -49,7 +53,7 @@ def sample(
         logits = add_bias(logits, params.logit_bias)
     if params.penalised:
         logits = penalise(logits, params, history.prompt, history.generated)
-    if params.temperature == 0:
+    if params.temperature < MIN_TEMPERATURE:
         return _highest(logits)
     logits = logits.to(torch.float64) / params.temperature
     logits = _filter(logits, params)
