@@ -1,0 +1,184 @@
+"""Preparing long requests in processes that can be killed, and what that spares other streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psutil
+import pytest
+
+from perilune.errors import ContextLengthError, NotFoundError, RequestError
+from perilune.server.replies import HttpError
+from perilune.server.state import SamplingDefaults
+from perilune.server.tokenjobs import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Job, error_of, refusal
+from perilune.server.tokenpool import PoolLimits, TokenPool
+from perilune.server.wishes import Facts
+from perilune.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tests.server.conftest import ScriptFactory, ServerFactory
+
+FACTS = Facts(names=("m",), known_ids=512, max_model_len=100_000)
+HUGE = 10**30
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "maximum": HUGE}}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Tokenizer:
+    return Tokenizer.from_dir(tiny_model, 512)
+
+
+@asynccontextmanager
+async def pooled(**limits: Any) -> AsyncIterator[TokenPool]:
+    """A pool that sends everything to its processes."""
+    pool = TokenPool(PoolLimits(**{"long_bytes": 0, **limits}))
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+def children() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "perilune.server.tokenworker" in child.cmdline()]
+
+
+def encoded(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+async def test_a_process_says_what_a_thread_says(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "a🙂\ud83d\ude42 <|im_end|>"}]
+    bodies: dict[Job[Any], bytes] = {
+        CHAT: encoded(messages=messages, tools=[TOOL], n=2, seed=1, logprobs=True, temprature=1),
+        COMPLETION: encoded(prompt=["ab", "c"], echo=True, logprobs=1, seed=1, logit_bias={"5": 1.5}, stop="x"),
+        TOKENIZE: encoded(prompt="x" * 100_000, return_token_strs=True),
+        DETOKENIZE: encoded(tokens=[257, 65, 66]),
+    }
+    async with pooled() as pool:
+        for job, body in bodies.items():
+            assert await pool.prepare(job, body, FACTS, tokenizer) == job.run(body, FACTS, tokenizer)
+        assert len(children()) == 1, "one after the other, one process is enough"
+    assert not children()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"{", RequestError),
+        (encoded(messages=[{"role": "user", "content": "x"}], model="other"), NotFoundError),
+        (encoded(messages=[{"role": "user", "content": "x" * 200_000}]), ContextLengthError),
+        (encoded(messages=[{"role": "user", "content": "x"}], temperature=3), RequestError),
+    ],
+    ids=["JSON", "model", "context", "field"],
+)
+async def test_refusals_are_the_same(tokenizer: Tokenizer, body: bytes, kind: type[RequestError]) -> None:
+    with pytest.raises(RequestError) as here:
+        CHAT.run(body, FACTS, tokenizer)
+    async with pooled() as pool:
+        with pytest.raises(RequestError) as there:
+            await pool.prepare(CHAT, body, FACTS, tokenizer)
+    assert type(there.value) is type(here.value) is kind
+    for name in ("message", "param", "code", "hint", "status", "type"):
+        assert getattr(there.value, name) == getattr(here.value, name)
+
+
+def test_an_unknown_kind_of_refusal_is_one_still() -> None:
+    told = refusal(HttpError(503, "m", code="c", hint="h"))
+    assert (type(error_of(told)), error_of(told).code) == (RequestError, "c")
+
+
+async def test_past_the_deadline_it_is_killed_and_the_next_one_served(tokenizer: Tokenizer) -> None:
+    async with pooled(size=1, deadline_s=0.2) as pool:
+        body = encoded(prompt="tide")
+        with pytest.raises(RequestError) as caught:  # a vocabulary and imports take longer than that
+            await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
+        assert caught.value.code == "prompt_timeout"
+    async with pooled(size=1, deadline_s=1.0) as pool:
+        first = (await pool.prepare(TOKENIZE, body, FACTS, tokenizer)).count
+        (worker,) = children()
+        worker.suspend()
+        with pytest.raises(RequestError, match="within 1 s"):
+            await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
+        assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+        assert (await pool.prepare(TOKENIZE, body, FACTS, tokenizer)).count == first
+
+
+async def test_a_process_that_dies_is_replaced(tokenizer: Tokenizer) -> None:
+    async with pooled(size=1) as pool:
+        body = encoded(prompt="tide")
+        await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
+        (worker,) = children()
+        worker.kill()
+        with pytest.raises(HttpError) as caught:
+            await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
+        assert caught.value.status == 500
+        assert (await pool.prepare(TOKENIZE, body, FACTS, tokenizer)).count == 4
+
+
+async def test_more_than_there_are_processes_for_wait_and_not_for_ever(tokenizer: Tokenizer) -> None:
+    async with pooled(size=1, wait_s=0.3, deadline_s=1.5) as pool:
+        body = encoded(prompt="tide")
+        await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
+        (worker,) = children()
+        worker.suspend()
+        first = asyncio.create_task(pool.prepare(TOKENIZE, body, FACTS, tokenizer))
+        await asyncio.sleep(0.05)
+        with pytest.raises(HttpError) as caught:
+            await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
+        assert caught.value.status == 503
+        with pytest.raises(RequestError):
+            await first
+
+
+async def test_who_leaves_is_counted_until_the_work_has_ended(tokenizer: Tokenizer) -> None:
+    async with pooled(size=1) as pool:
+        body = encoded(prompt="x" * 2_000_000)
+        task = asyncio.create_task(pool.prepare(TOKENIZE, body, FACTS, tokenizer))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await pool.prepare(TOKENIZE, encoded(prompt="tide"), FACTS, tokenizer)).count == 4
+
+
+def test_a_long_prompt_does_not_hold_up_a_stream(script: ScriptFactory, serve: ServerFactory) -> None:
+    """Five megabytes of text, and another client's stream: its longest pause is not the tokeniser's time."""
+    engine = script(delay_s=0.005)
+    engine.steps = [engine.ids("a")] * 1200
+    text = "tide and moon " * (5_000_000 // 14)
+    gaps: list[float] = []
+
+    def read() -> None:
+        last = time.monotonic()
+        with httpx.stream("POST", f"{served.url}/v1/completions", json={"prompt": "x", "stream": True}) as response:
+            for line in response.iter_lines():
+                if line:
+                    now = time.monotonic()
+                    gaps.append(now - last)
+                    last = now
+
+    with serve(lambda: (engine, SamplingDefaults())) as served:
+        httpx.post(f"{served.url}/tokenize", json={"prompt": "x" * 70_000}, timeout=30)  # the process is there now
+        reader = threading.Thread(target=read)
+        reader.start()
+        time.sleep(0.3)
+        before = len(gaps)
+        body = json.dumps({"prompt": text}).encode()
+        response = httpx.post(
+            f"{served.url}/v1/completions", content=body, headers={"content-type": "application/json"}, timeout=60
+        )
+        during = gaps[before:]
+        reader.join()
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert len(during) > 20
+    assert max(during) < 0.5
+    assert not children()
