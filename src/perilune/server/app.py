@@ -59,10 +59,15 @@ def build_app(state: ServerState, allowed_hosts: Collection[str] | None) -> App:
     Args:
         allowed_hosts: see ``Edge``.
     """
-    info = _Info(state)
     services = Services(state, TokenPool(), Metrics(state))
-    about = _About(services)
-    routes = [
+    edge = Edge(Router(routes_of(services), redirect_slashes=False), state, allowed_hosts)
+    return App(services.metrics.counted(edge), services)
+
+
+def routes_of(services: Services) -> list[Route]:
+    """Everything that is here."""
+    info, about = _Info(services.state), _About(services)
+    return [
         Route("/v1/chat/completions", chat_endpoint(services), methods=["POST"]),
         Route("/v1/completions", completion_endpoint(services), methods=["POST"]),
         Route("/v1/models", info.models),
@@ -77,8 +82,6 @@ def build_app(state: ServerState, allowed_hosts: Collection[str] | None) -> App:
         Route("/health", info.health),
         Route("/ready", info.ready),
     ]
-    edge = Edge(Router(routes, redirect_slashes=False), state, allowed_hosts)
-    return App(services.metrics.counted(edge), services)
 
 
 class App:
