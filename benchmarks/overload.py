@@ -1,7 +1,7 @@
 """Does every request get exactly one outcome, and does the work go on, when 20 times too many clients ask?
 
-Starts a real ``perilune serve`` (the bundled model, an engine process, a bounded queue). Capacity is what the engine
-runs at once. Rounds of two equal spans: ``capacity`` clients that ask again as soon as they are answered, then 20 times
+Starts a real ``perilune serve`` (the bundled model, an engine process, a bounded queue as long as a batch). Capacity is
+what the engine runs at once. Rounds of two equal spans: ``capacity`` clients that ask again as soon as they are answered, then 20 times
 as many; those who are refused come back when the server said. Goodput is right answers per second in a span's middle,
 so that neither its start nor its end counts; the ratio is the median over the rounds, since on a shared machine only
 neighbours can be compared. Then one fault: the engine process is stopped for a while with streams open.
@@ -172,7 +172,8 @@ async def _until(address: Address, wanted: Any, within_s: float) -> float | None
 
 def server_options(args: argparse.Namespace) -> list[str]:
     """The command line of the server."""
-    return ["--max-model-len", "1024", *args.server_option]
+    capacity = str(args.capacity)
+    return ["--max-model-len", "1024", "--max-num-seqs", capacity, "--max-queue", capacity, *args.server_option]
 
 
 async def run_all(args: argparse.Namespace, server: Served) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 Starts a real ``perilune serve`` (the bundled model, an engine process), looks at it idle, measures what it can do, then
 asks 70 % of that: requests arrive at random (Poisson), a tenth of the clients leave, before the answer or in its
 middle. Every few seconds it is looked at from outside: RssAnon + VmSwap and descriptors of both processes, cache blocks
-that requests own. The slope of memory is taken over requests done, without the first third (caches and allocators fill up
-once), and never more requests are open than in the measurement of the capacity (memory for a crowd is no leak). Bar: 1 MB per 10 000 requests, descriptors and children as at the start, no block owned at rest.
+that requests own. The slope of memory is taken over requests done, without the first third (caches and allocators fill
+up once), and never more requests are open than while the capacity was measured (memory for a crowd is no leak).
+Bar: 1 MB per 10 000 requests, descriptors and children as at the start, no block owned at rest.
 
     python benchmarks/soak.py --json --seconds 600
 """

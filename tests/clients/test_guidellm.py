@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.clients.conftest import Program, RunClient
 
 from perilune.cli.start import bundled_model
-from tests.clients.conftest import Program, RunClient
 
 pytestmark = pytest.mark.slow
 

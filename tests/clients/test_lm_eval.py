@@ -1,8 +1,8 @@
 """lm-evaluation-harness, unchanged, against ``perilune serve``: generation and log-likelihood over ``/v1/completions``.
 
-The right answers are the server's own: what it says, greedily, to the same prompt. So a score of 1 means that prompts,
-stop strings, lengths and log-probabilities of the two agree; how good the model is doesn't matter. Prompts are tokenised
-by the server (``/tokenizer_info``, ``/tokenize``): lm-eval finds that out by itself.
+The right answers are the server's own: what it says, greedily, to the same prompt. So a score of 1 means that
+prompts, stop strings, lengths and log-probabilities of the two agree; how good the model is doesn't matter. Prompts are
+tokenised by the server (``/tokenizer_info``, ``/tokenize``): lm-eval finds that out by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 import pytest
-
 from tests.clients.conftest import Program, RunClient
 
 pytestmark = pytest.mark.slow
