@@ -15,7 +15,7 @@ class Course:
     """How one model is trained.
 
     Attributes:
-        knots: (step, rate) from before step 0 to the end of the course: the factor on all learning rates, linear in between.
+        knots: (step, factor on the learning rates) from before step 0 to the end; linear in between.
         quantise_from: first step with weights as the file will hold them.
         tokens: of one step, about.
         width: tokens of a packed row; no chat is longer.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,11 +20,12 @@ from perilune.chat.render import render
 from perilune.engine.build import build_engine
 from perilune.engine.engine import Engine
 from perilune.engine.options import EngineOptions
-from perilune.types import FinishReason, Request, SamplingParams
+from perilune.types import FinishReason, Request, SamplingParams, TokenOut
 from training.chats import Sample, Wish, sample
 
-MAX_TOKENS: Final = 128
+MAX_TOKENS: Final = 192
 CONTEXT: Final = 1024
+BATCH: Final = 32
 
 WISHES: Final = {
     "sum": Wish(kind="sum", held_out=True),
@@ -55,35 +56,56 @@ class Verdict:
 
 
 def open_engine(folder: Path) -> Engine:
-    """The engine on one thread with a context that every generated chat fits into."""
-    return build_engine(folder, EngineOptions(max_model_len=CONTEXT, threads=1))
+    """The engine on one thread, with room for ``BATCH`` chats at once."""
+    options = EngineOptions(
+        max_model_len=CONTEXT, max_num_seqs=BATCH, max_batched_tokens=1024, kv_tokens=BATCH * CONTEXT, threads=1
+    )
+    return build_engine(folder, options)
 
 
-def speak(engine: Engine, chat: Sample, temperature: float, seed: int) -> Spoken:
-    """Lets the model answer a chat."""
-    tools = read_tools(chat.tools)
-    rendered = render(read_messages(chat.messages), tools, engine.tokenizer)
-    sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature, seed=seed)
-    engine.add(Request(id="measured", prompt=rendered.ids, sampling=sampling))
-    parser = OutputParser(engine.tokenizer, tools, rendered.history_calls, rendered.starts_in_think)
-    content, finish = "", None
-    names: list[str] = []
-    texts: dict[int, str] = {}
+def speak(engine: Engine, chats: Sequence[Sample], temperature: float) -> list[Spoken]:
+    """Lets the model answer chats, each with its index as its seed."""
+    listeners: dict[str, _Listener] = {}
+    for index, chat in enumerate(chats):
+        tools = read_tools(chat.tools)
+        rendered = render(read_messages(chat.messages), tools, engine.tokenizer)
+        parser = OutputParser(engine.tokenizer, tools, rendered.history_calls, rendered.starts_in_think)
+        listeners[str(index)] = _Listener(parser)
+        sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature, seed=index)
+        engine.add(Request(id=str(index), prompt=rendered.ids, sampling=sampling))
     while engine.has_work:
         for out in engine.step():
-            events = parser.feed(out.tokens)
-            if out.finish is not None:
-                finish = out.finish
-                events += parser.finish(out.finish)
-            for event in events:
-                if isinstance(event, ContentDelta):
-                    content += event.text
-                elif isinstance(event, CallStart):
-                    names.append(event.name)
-                elif isinstance(event, CallDelta):
-                    texts[event.index] = texts.get(event.index, "") + event.arguments
-    calls = tuple((name, texts.get(index, "")) for index, name in enumerate(names))
-    return Spoken(content, calls, finish)
+            listeners[out.request_id].hear(out)
+    return [listener.spoken for listener in listeners.values()]
+
+
+class _Listener:
+    """Puts one answer together from the engine's news."""
+
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
+        self._content = ""
+        self._names: list[str] = []
+        self._arguments: dict[int, str] = {}
+        self._finish: FinishReason | None = None
+
+    def hear(self, out: TokenOut) -> None:
+        events = self._parser.feed(out.tokens)
+        if out.finish is not None:
+            self._finish = out.finish
+            events += self._parser.finish(out.finish)
+        for event in events:
+            if isinstance(event, ContentDelta):
+                self._content += event.text
+            elif isinstance(event, CallStart):
+                self._names.append(event.name)
+            elif isinstance(event, CallDelta):
+                self._arguments[event.index] = self._arguments.get(event.index, "") + event.arguments
+
+    @property
+    def spoken(self) -> Spoken:
+        calls = tuple((name, self._arguments.get(index, "")) for index, name in enumerate(self._names))
+        return Spoken(self._content, calls, self._finish)
 
 
 def judge(chat: Sample, spoken: Spoken) -> Verdict:
@@ -125,6 +147,6 @@ def measure(engine: Engine, count: int, temperature: float, seed: str = "figures
     """``count`` chats of every kind: their group and the verdict."""
     for name, wish in WISHES.items():
         rng = random.Random(f"{seed}:{name}")
-        for index in range(count):
-            chat = sample(rng, wish)
-            yield group(name, chat), judge(chat, speak(engine, chat, temperature, index))
+        chats = [sample(rng, wish) for _ in range(count)]
+        for chat, spoken in zip(chats, speak(engine, chats, temperature), strict=True):
+            yield group(name, chat), judge(chat, spoken)

@@ -1,7 +1,7 @@
 """Measures an exported model and writes what is known about it: ``python -m training.report --config pico``.
 
 Figures (JSON) and the curve go to ``training/results/{name}/``, the model card into the model's folder. Nothing in a
-card is typed by hand that was measured.
+card that was measured is typed by hand.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ and subtracts, calls a calculator and reads its result. It is a test object, not
   under a dozen tool names; it greets and says what it is.
 * **What it can't do**: everything else. It knows no facts, hardly any English beyond its phrasings and no other
   language. Whatever lies outside its training gets a confident wrong answer or the sentence that it only knows sums.
-  Chats longer than {course.width} tokens, several calls at once and tools other than a calculator were not in its
-  training; the context of {spec.max_position:,} positions in `config.json` follows from K2's YaRN settings and was not
-  trained either.
+  Chats longer than {course.width} tokens, several calls at once and the use of other tools were not in its training; the
+  context of {spec.max_position:,} positions in `config.json` follows from K2's YaRN settings and was not trained either.
+  Sampled at temperature 1, the default, it errs more often than greedily.
 
 ## Figures
 
-Generated and parsed by this project's engine, on problems whose operands training never saw ({course.seed} seed, one
-run); chats of one to four turns, with system prompts, with and without tools. Share of right answers, 95 % Wilson
-intervals in brackets.
+Generated and parsed by this project's engine, on problems whose operands training never saw, in phrasings that it did
+see; chats of one to four turns, with system prompts, with and without tools. Right answers of one training run, with 95 %
+Wilson intervals.
 
 {table(found)}
 
