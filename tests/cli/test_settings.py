@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from perilune.cli.main import app, run
+from perilune.cli.main import run
 
 FILE = """
 port = 9000
@@ -27,21 +27,26 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def shown(arguments: list[str], variables: dict[str, str] | None = None) -> dict[str, tuple[object, str]]:
-    result = CliRunner().invoke(app, ["serve", "--show-config", "--json", *arguments], env=variables, obj=object())
-    assert result.exit_code == 0, result.output
-    return {name: (each["value"], each["origin"]) for name, each in json.loads(result.stdout).items()}
+Shown = Callable[..., dict[str, tuple[object, str]]]
 
 
-@pytest.fixture(autouse=True)
-def _root_takes_any_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The root callback writes to what it is given."""
-    monkeypatch.setattr("typer.testing.CliRunner.mix_stderr", False, raising=False)
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shown:
+    """What ``--show-config --json`` prints, with further variables."""
+
+    def show(*arguments: str, **variables: str) -> dict[str, tuple[object, str]]:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert run(["serve", "--show-config", "--json", *arguments]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        return {name: (each["value"], each["origin"]) for name, each in printed.items()}
+
+    return show
 
 
-def test_the_later_one_wins_and_says_so(config: Path) -> None:
+def test_the_later_one_wins_and_says_so(shown: Shown, config: Path) -> None:
     variables = {"PERILUNE_PORT": "9001", "PERILUNE_GRACE": "2", "PERILUNE_RESTART": "true", "PERILUNE_MAX_QUEUE": ""}
-    found = shown(["--config", str(config), "--grace", "3", "/some/model"], variables)
+    found = shown("--config", str(config), "--grace", "3", "/some/model", **variables)
     assert found["grace"] == (3.0, "command line")
     assert found["port"] == (9001, "environment PERILUNE_PORT")
     assert found["restart"] == (True, "environment PERILUNE_RESTART")
@@ -54,12 +59,12 @@ def test_the_later_one_wins_and_says_so(config: Path) -> None:
     assert not {"config", "show-config", "as-json"} & found.keys()
 
 
-def test_the_file_can_be_named_by_the_environment(config: Path) -> None:
-    assert shown([], {"PERILUNE_CONFIG": str(config)})["port"] == (9000, f"file {config}")
+def test_the_file_can_be_named_by_the_environment(shown: Shown, config: Path) -> None:
+    assert shown(PERILUNE_CONFIG=str(config))["port"] == (9000, f"file {config}")
 
 
-def test_kubernetes_names_a_service_s_address_like_our_port() -> None:
-    assert shown([], {"PERILUNE_PORT": "tcp://10.0.0.1:80"})["port"] == (8000, "default")
+def test_kubernetes_names_a_service_s_address_like_our_port(shown: Shown) -> None:
+    assert shown(PERILUNE_PORT="tcp://10.0.0.1:80")["port"] == (8000, "default")
 
 
 @pytest.mark.parametrize(
@@ -106,6 +111,6 @@ def test_keys_can_not_stand_on_the_command_line(capsys: pytest.CaptureFixture[st
     assert "No such option" in capsys.readouterr().err
 
 
-def test_every_option_is_documented() -> None:
+def test_every_option_is_documented(shown: Shown) -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md").read_text()
-    assert not [name for name in shown([]) if name != "model" and f"`--{name}`" not in text]
+    assert not [name for name in shown() if name != "model" and f"`--{name}`" not in text]
