@@ -87,15 +87,15 @@ and subtracts, calls a calculator and reads its result. It is a test object, not
   under a dozen tool names; it greets and says what it is.
 * **What it can't do**: everything else. It knows no facts, hardly any English beyond its phrasings and no other
   language. Whatever lies outside its training gets a confident wrong answer or the sentence that it only knows sums.
-  Chats longer than {course.width} tokens, several calls at once and the use of other tools were not in its training; the
-  context of {spec.max_position:,} positions in `config.json` follows from K2's YaRN settings and was not trained either.
+  Chats longer than {course.width} tokens, several calls at once and the use of other tools were not in its training;
+  the context of {spec.max_position:,} positions in `config.json` follows from K2's YaRN settings, untrained as well.
   Sampled at temperature 1, the default, it errs more often than greedily.
 
 ## Figures
 
 Generated and parsed by this project's engine, on problems whose operands training never saw, in phrasings that it did
-see; chats of one to four turns, with system prompts, with and without tools. Right answers of one training run, with 95 %
-Wilson intervals.
+see; chats of one to four turns, with system prompts, with and without tools. Right answers of one training run, with
+95 % Wilson intervals.
 
 {table(found)}
 
