@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,9 @@ import msgspec
 import pytest
 import torch
 
-from perilune.engine.build import build_engine
+from perilune.checkpoint.tiny import tiny_config
+from perilune.config import ModelSpec
+from perilune.engine.build import build_engine, default_threads
 from perilune.engine.engine import Engine
 from perilune.engine.options import EngineOptions
 from perilune.errors import CapacityError, ContextLengthError, RequestError, UsageError
@@ -235,3 +238,9 @@ def test_options_that_cannot_be_used(
 def test_cuda_without_a_device(build: Build) -> None:
     with pytest.raises(UsageError, match="finds no CUDA device"):
         build(EngineOptions(device="cuda"))
+
+
+def test_threads_suit_the_model() -> None:
+    spec = ModelSpec.from_config(tiny_config())
+    assert default_threads(spec) == 1
+    assert default_threads(replace(spec, hidden_size=7168, vocab_size=163840)) == len(os.sched_getaffinity(0))

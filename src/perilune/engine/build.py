@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from perilune.checkpoint.load import Checkpoint
-from perilune.config import EngineConfig
+from perilune.config import EngineConfig, ModelSpec
 from perilune.engine.engine import Engine
 from perilune.engine.memory import CACHE_SHARE, CacheWish, available_bytes, size_cache
 from perilune.engine.options import EngineOptions
@@ -19,6 +21,9 @@ from perilune.model.weights import take_weights
 from perilune.ops.ref import RefOps
 from perilune.ops.rowwise import RowwiseOps
 from perilune.text.tokenizer import Tokenizer
+
+SMALL_MATRIX: Final = 1 << 21
+"""Elements. Below, two threads decode slower than one; far slower where other programs run beside them."""
 
 Progress = Callable[[int, int], None]
 
@@ -40,8 +45,7 @@ def build_engine(model: Path, options: EngineOptions, progress: Progress | None 
         raise UsageError(
             f"--max-model-len is {options.max_model_len}, the model's max_position_embeddings is {spec.max_position}"
         )
-    if options.threads is not None:
-        set_threads(options.threads)
+    set_threads(options.threads or default_threads(spec))
     dtype_name = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
     dtype: torch.dtype = getattr(torch, dtype_name)
     source = checkpoint.source(dtype, options.device, progress)
@@ -71,6 +75,12 @@ def build_engine(model: Path, options: EngineOptions, progress: Progress | None 
         attention=options.attention,
     )
     return Engine(Worker(network, config, cache.num_blocks), config, cache.num_blocks, tokenizer)
+
+
+def default_threads(spec: ModelSpec) -> int:
+    """Cores that this process may use; one where every matrix is so small that waiting for others costs more."""
+    largest = spec.hidden_size * max(spec.vocab_size, spec.intermediate_size, spec.moe_intermediate_size)
+    return 1 if largest < SMALL_MATRIX else len(os.sched_getaffinity(0))
 
 
 def _check_options(options: EngineOptions) -> None:
