@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import Any
+from typing import Any, Final
 
 from starlette.types import Message, Receive, Send
 
 from perilune.server.limits import ClientGone
 from perilune.server.replies import ErrorBody, ErrorInfo
 from perilune.server.wire import sse
+
+_CHECKS: Final = 4
+"""Looks at a stalled stream within its timeout."""
 
 
 async def unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
@@ -47,27 +50,56 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream:
-    """A response of server-sent events.
+    """A response of server-sent events. Used by one task.
 
     Args:
-        timeout_s: for a client that does not read; past it the request counts as abandoned.
+        timeout_s: for a client that does not read; past it, and soon, the request counts as abandoned.
     """
 
     def __init__(self, send: Send, timeout_s: float) -> None:
         self._send, self._timeout_s = send, timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._writer: asyncio.Task[Any] | None = None
+        self._since = 0.0
+        self._late = False
+        self._check_later: asyncio.TimerHandle | None = None
         self.started = False
 
     async def send(self, message: Message) -> None:
         """An ASGI message, in bounded time.
 
+        One timer looks after all events of a stream: a timer for each would cost more than the event itself.
+
         Raises:
             ClientGone: the client did not read.
         """
+        if self._check_later is None:
+            self._writer = asyncio.current_task()
+            self._check_again()
+        self._since = self._loop.time()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._send(message)
-        except TimeoutError:
+            await self._send(message)
+        except asyncio.CancelledError:
+            if not self._late or self._writer is None or self._writer.uncancel() > 0:
+                raise  # by someone else
             raise ClientGone from None
+        finally:
+            self._since = 0.0
+
+    def close(self) -> None:
+        """Forgets the timer."""
+        if self._check_later is not None:
+            self._check_later.cancel()
+
+    def _check(self) -> None:
+        if self._since and self._loop.time() - self._since >= self._timeout_s and self._writer is not None:
+            self._late = True
+            self._writer.cancel()
+        else:
+            self._check_again()
+
+    def _check_again(self) -> None:
+        self._check_later = self._loop.call_later(self._timeout_s / _CHECKS, self._check)
 
     async def start(self, headers: Mapping[str, str]) -> None:
         """Status and headers, once."""

@@ -114,6 +114,8 @@ class GenerationEndpoint(Generic[TaskT]):
                 if not stream.started:
                     raise unavailable(_SHUTTING_DOWN, code="shutting_down") from None
                 await stream.fail(ErrorInfo(message=_SHUTTING_DOWN, type="server_error", code="shutting_down"))
+            finally:
+                stream.close()
 
     async def _answer(self, engine: Engine, body: bytes, scope: Scope, stream: EventStream, watch: Watch) -> None:
         task = await self.services.pool.prepare(self.job, body, self.services.facts(engine), engine.tokenizer)

@@ -69,9 +69,8 @@ class Metrics:
         self.finished = Counter(
             "perilune_finished_sequences", "Sequences that ended by themselves", ["finished_reason"], registry=registry
         )
-        self.prompt_tokens = Counter("perilune_prompt_tokens", "Tokens of prompts", registry=registry)
-        self.cached_tokens = Counter("perilune_cached_tokens", "Prompt tokens that were cached", registry=registry)
-        self.generated_tokens = Counter("perilune_generated_tokens", "Generated tokens", registry=registry)
+        self.tokens = _TokenCounts()
+        registry.register(self.tokens)
         self.dropped_calls = Counter(
             "perilune_dropped_calls", "Tool calls that were unfinished or named no tool", registry=registry
         )
@@ -171,14 +170,14 @@ class Watch:
 
     def _tokens(self, index: int, more: int, out: TokenOut) -> None:
         metrics, now = self._metrics, time.monotonic()
-        metrics.generated_tokens.inc(more)
+        metrics.tokens.generated += more
         if self._told[index]:
             metrics.inter_token.observe((now - self._last[index]) / more, more)
         else:
             metrics.first_token.observe(now - self._start)
             if self._order is not None and index % self._order.n == 0:
-                metrics.prompt_tokens.inc(len(self._order.prompts[index // self._order.n]))
-                metrics.cached_tokens.inc(out.cached_tokens)
+                metrics.tokens.prompt += len(self._order.prompts[index // self._order.n])
+                metrics.tokens.cached += out.cached_tokens
         self._told[index] = out.completion_tokens
         self._last[index] = now
 
@@ -191,6 +190,18 @@ def _outcome(error: BaseException | None) -> str:
     if isinstance(error, asyncio.CancelledError):
         return "shutdown"
     return "refused" if error_info(error)[0] < 500 else "error"
+
+
+class _TokenCounts(Collector):
+    """Plain numbers: they change with every token of every stream. For one thread that writes."""
+
+    def __init__(self) -> None:
+        self.prompt = self.cached = self.generated = 0
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily("perilune_prompt_tokens", "Tokens of prompts", value=self.prompt)
+        yield CounterMetricFamily("perilune_cached_tokens", "Prompt tokens that were cached", value=self.cached)
+        yield CounterMetricFamily("perilune_generated_tokens", "Generated tokens", value=self.generated)
 
 
 class _WeightedHistogram(Collector):

@@ -53,7 +53,11 @@ class JobEndpoint(Generic[T]):
             async def answer() -> None:
                 facts = self.services.facts(engine)
                 result = await self.services.pool.prepare(self.job, body, facts, engine.tokenizer)
-                await json_response(result)(scope, no_receive, EventStream(send, state.limits.send_timeout_s).send)
+                stream = EventStream(send, state.limits.send_timeout_s)
+                try:
+                    await json_response(result)(scope, no_receive, stream.send)
+                finally:
+                    stream.close()
 
             await unless_gone(answer(), receive)
 

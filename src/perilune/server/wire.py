@@ -195,7 +195,7 @@ class ChunkWriter:
     def deltas(self, events: Sequence[Event], logprobs: ChatLogprobs | None = None) -> Iterator[bytes]:
         """The chunks of what the parser made of one engine step. Logprobs go with the next chunk there is."""
         self._logprobs = joined(self._logprobs, logprobs)
-        for event in merged(events):
+        for event in merged(events) if len(events) > 1 else events:
             choice = ChunkChoice(index=self._index, delta=self._delta(event), logprobs=self._logprobs)
             self._role, self._logprobs = UNSET, None
             yield self._head.chunk(choice)
