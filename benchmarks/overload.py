@@ -1,10 +1,10 @@
 """Does every request get exactly one outcome, and does the work go on, when 20 times too many clients ask?
 
-Starts a real ``perilune serve`` (the bundled model, an engine process, a bounded queue as long as a batch). Capacity is
-what the engine runs at once. Rounds of two equal spans: ``capacity`` clients that ask again as soon as they are answered, then 20 times
-as many; those who are refused come back when the server said. Goodput is right answers per second in a span's middle,
-so that neither its start nor its end counts; the ratio is the median over the rounds, since on a shared machine only
-neighbours can be compared. Then one fault: the engine process is stopped for a while with streams open.
+Starts a real ``perilune serve``: the bundled model, an engine process, a queue as long as a batch. Capacity is what the
+engine runs at once. Rounds of two equal spans: ``capacity`` clients that ask again as soon as they are answered, then
+20 times as many; those who are refused come back when the server said. Goodput is right answers per second in a span's
+middle, so that neither its start nor its end counts; the ratio is the median over the rounds, since on a shared machine
+only neighbours can be compared. Then one fault: the engine process is stopped for a while with streams open.
 
 Every request is a line of the history (``load.history``) that the invariants I1–I7 are judged by. Greedy answers are
 compared with those that the idle server gave.
@@ -56,6 +56,7 @@ class Crowd:
     async def client(self, rng: random.Random) -> None:
         """One of them. It comes back when the server said, and a little later, as SDKs do."""
         names = list(self.run.golden)
+        await self._pause(rng.uniform(0, RAMP_S))
         while not self.stop.is_set():
             wish = Ask(MODEL, rng.choice(names), rng.random() < STREAMED_SHARE)
             attempt = await ask(self.address, wish, DEADLINE_S)
@@ -92,7 +93,7 @@ async def span(server: Served, run: Run, clients: int, seconds: float) -> dict[s
     crowd = Crowd(server.address, run)
     cpu = server.cpu_seconds()
     tasks = [asyncio.create_task(crowd.client(random.Random(f"{first} {index}"))) for index in range(clients)]
-    await asyncio.sleep(RAMP_S)
+    await asyncio.sleep(2 * RAMP_S)
     begun = time.monotonic()
     lag = await _lag(seconds)
     ended = time.monotonic()

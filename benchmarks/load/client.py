@@ -18,6 +18,9 @@ from benchmarks.load.history import Answer, Attempt
 
 Address = tuple[str, int]
 
+_BROKEN = (OSError, EOFError, ValueError, LookupError, asyncio.LimitOverrunError)
+"""What reading raises where a response is no response: cut off, not HTTP, not the JSON that was promised."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -65,7 +68,7 @@ async def ask(address: Address, wish: Ask, deadline_s: float) -> Attempt:
         attempt.end = "cancelled"
     except TimeoutError:
         attempt.end = "timeout" if writer else "unreachable"
-    except (OSError, EOFError, ValueError) as error:
+    except _BROKEN as error:
         attempt.end = "cut" if writer else "unreachable"
         attempt.note = f"{type(error).__name__}: {error}"[:200]
     finally:
@@ -88,7 +91,7 @@ async def get(address: Address, path: str, deadline_s: float = 10.0) -> tuple[in
                 return status, b"".join([piece async for piece in _body(reader, headers)])
             finally:
                 writer.close()
-    except (OSError, EOFError, ValueError, TimeoutError):
+    except (*_BROKEN, TimeoutError):
         return 0, b""
 
 
