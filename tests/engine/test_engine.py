@@ -206,8 +206,8 @@ def test_requests_that_cannot_be_run_are_refused(build: Build) -> None:
         with pytest.raises(RequestError, match="banned_ids has"):
             engine.add(request(banned_ids=(bad,)))
     for field, value in (("temperature", float("nan")), ("top_p", 0.0), ("min_p", 2.0), ("top_k", -1)):
+        wrong: dict[str, Any] = {field: value}
         with pytest.raises(RequestError, match=f"{field} is"):
-            wrong: dict[str, Any] = {field: value}
             engine.add(request(**wrong))
     with pytest.raises(RequestError, match="logit_bias has a value"):
         engine.add(request(logit_bias=((1, float("inf")),)))
