@@ -190,7 +190,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenOut(msgspec.Struct, frozen=True, kw_only=True):
-    """News of one request, in order. A prompt that takes several steps is announced by a first message without ids, when
+    """News of one request, in order. A prompt that takes several steps is announced by a first message without ids when
     it has begun to run. Ids that might begin a stop string are held back until that is certain.
 
     ``logprobs`` belong to ``tokens``, one each, where they were asked for; ``prompt_logprobs`` continue those of the

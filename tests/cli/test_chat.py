@@ -171,6 +171,7 @@ class Typing:
         )
         os.close(slave)
         self.seen = ""
+        self._looked = 0
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
@@ -178,11 +179,11 @@ class Typing:
     def see(self, text: str) -> None:
         """Reads until ``text`` is on the screen, behind what was seen before."""
         deadline = time.monotonic() + 20
-        start = len(self.seen)
-        while text not in self.seen[start:]:
+        while (found := self.seen.find(text, self._looked)) < 0:
             assert time.monotonic() < deadline, self.seen
             if select.select([self._master], [], [], 0.1)[0]:
                 self.seen += os.read(self._master, 4096).decode()
+        self._looked = found + len(text)
 
     def close(self) -> int:
         code = self.process.wait(10)

@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Run, Serve, ServeProcess
+    from tests.cli.conftest import Run, Serve
+    from tests.processes import ServeProcess
 
 LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "ignore_eos": True}
 
