@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ from perilune.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tests.server.conftest import ScriptFactory, ServerFactory
+
+Children = Callable[[], list[psutil.Process]]
 
 FACTS = Facts(names=("m",), known_ids=512, max_model_len=100_000)
 HUGE = 10**30
@@ -46,15 +49,27 @@ async def pooled(**limits: Any) -> AsyncIterator[TokenPool]:
         await pool.close()
 
 
-def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "perilune.server.tokenworker" in child.cmdline()]
+def running() -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "perilune.server.tokenworker" in child.cmdline():
+                found.append(child)
+    return found
+
+
+@pytest.fixture
+def children() -> Children:
+    """The processes of this test's own pools."""
+    others = {child.pid for child in running()}
+    return lambda: [child for child in running() if child.pid not in others]
 
 
 def encoded(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
-async def test_a_process_says_what_a_thread_says(tokenizer: Tokenizer) -> None:
+async def test_a_process_says_what_a_thread_says(tokenizer: Tokenizer, children: Children) -> None:
     messages = [{"role": "user", "content": "a🙂\ud83d\ude42 <|im_end|>"}]
     bodies: dict[Job[Any], bytes] = {
         CHAT: encoded(messages=messages, tools=[TOOL], n=2, seed=1, logprobs=True, temprature=1),
@@ -95,7 +110,7 @@ def test_an_unknown_kind_of_refusal_is_one_still() -> None:
     assert (type(error_of(told)), error_of(told).code) == (RequestError, "c")
 
 
-async def test_past_the_deadline_it_is_killed_and_the_next_one_served(tokenizer: Tokenizer) -> None:
+async def test_past_the_deadline_it_is_killed_and_the_next_one_served(tokenizer: Tokenizer, children: Children) -> None:
     async with pooled(size=1, deadline_s=0.2) as pool:
         body = encoded(prompt="tide")
         with pytest.raises(RequestError) as caught:  # a vocabulary and imports take longer than that
@@ -111,7 +126,7 @@ async def test_past_the_deadline_it_is_killed_and_the_next_one_served(tokenizer:
         assert (await pool.prepare(TOKENIZE, body, FACTS, tokenizer)).count == first
 
 
-async def test_a_process_that_dies_is_replaced(tokenizer: Tokenizer) -> None:
+async def test_a_process_that_dies_is_replaced(tokenizer: Tokenizer, children: Children) -> None:
     async with pooled(size=1) as pool:
         body = encoded(prompt="tide")
         await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
@@ -123,7 +138,9 @@ async def test_a_process_that_dies_is_replaced(tokenizer: Tokenizer) -> None:
         assert (await pool.prepare(TOKENIZE, body, FACTS, tokenizer)).count == 4
 
 
-async def test_more_than_there_are_processes_for_wait_and_not_for_ever(tokenizer: Tokenizer) -> None:
+async def test_more_than_there_are_processes_for_wait_and_not_for_ever(
+    tokenizer: Tokenizer, children: Children
+) -> None:
     async with pooled(size=1, wait_s=0.3, deadline_s=1.5) as pool:
         body = encoded(prompt="tide")
         await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
@@ -149,7 +166,9 @@ async def test_who_leaves_is_counted_until_the_work_has_ended(tokenizer: Tokeniz
         assert (await pool.prepare(TOKENIZE, encoded(prompt="tide"), FACTS, tokenizer)).count == 4
 
 
-def test_a_long_prompt_does_not_hold_up_a_stream(script: ScriptFactory, serve: ServerFactory) -> None:
+def test_a_long_prompt_does_not_hold_up_a_stream(
+    script: ScriptFactory, serve: ServerFactory, children: Children
+) -> None:
     """Five megabytes of text, and another client's stream: its longest pause is not the tokeniser's time."""
     engine = script(delay_s=0.005)
     engine.steps = [engine.ids("a")] * 1200
