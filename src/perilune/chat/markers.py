@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from perilune.text.tokenizer import Tokenizer
+
 
 class Marker(StrEnum):
     """One member per marker; its value is the token's name, which is also how it reads in a rendered text."""
@@ -20,6 +22,16 @@ class Marker(StrEnum):
     CALL = "<|tool_call_begin|>"
     ARGUMENTS = "<|tool_call_argument_begin|>"
     CALL_END = "<|tool_call_end|>"
+
+
+def require_markers(tokenizer: Tokenizer) -> None:
+    """Refuses a vocabulary in which no chat can be written, before a chat fails by it.
+
+    Raises:
+        ConfigError: it lacks a marker.
+    """
+    for marker in Marker:
+        tokenizer.special(marker)
 
 
 Piece = Marker | str

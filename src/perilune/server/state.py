@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from starlette.types import Scope
 
+from perilune.chat.markers import require_markers
 from perilune.config import EngineConfig, ModelSpec, read_json
 from perilune.errors import ConfigError, NotFoundError
 from perilune.server.admission import Admission
@@ -159,7 +160,12 @@ class ServerState:
         return asked
 
     def ready(self, engine: Engine, defaults: SamplingDefaults) -> None:
-        """From now on ``engine`` answers."""
+        """From now on ``engine`` answers.
+
+        Raises:
+            ConfigError: its vocabulary lacks a marker of the chat format.
+        """
+        require_markers(engine.tokenizer)
         self.defaults = defaults
         self._engine, self._phase = engine, "ready"
 
