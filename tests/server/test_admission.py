@@ -81,6 +81,11 @@ def test_prompt_tokens_that_wait_are_bounded(script: ScriptFactory) -> None:
         assert state.admission.waiting_tokens == 0
         assert state.admission.stats.overloaded == 1
         assert state.admission.stats.queue_timeouts == 1
+        told = client.get("/metrics").text
+        assert 'perilune_rejections_total{reason="overloaded"} 1.0' in told
+        assert 'perilune_rejections_total{reason="queue_timeout"} 1.0' in told
+        assert 'perilune_rejections_total{reason="rate_limited"} 0.0' in told
+        assert "perilune_queued_tokens 0.0" in told
     assert engine.closed == 1, "the engine was told"
 
 

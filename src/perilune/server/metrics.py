@@ -88,6 +88,7 @@ class Metrics:
         self.request_choices = self._histogram("perilune_request_choices", "`n`", (1, 2, 4, 8, 16))
         self.request_limit = self._histogram("perilune_request_max_tokens", "Longest answer allowed", _TOKENS)
         registry.register(_EngineCollector(state))
+        registry.register(_AdmissionCollector(state))
 
     def watch(self) -> Watch:
         """For one generating request, from now on."""
@@ -257,6 +258,28 @@ class _EngineCollector(Collector):
             yield GaugeMetricFamily(f"perilune_{name}", about, value=value)
         for name, (about, value) in counters.items():
             yield CounterMetricFamily(f"perilune_{name}", about, value=value)
+
+
+class _AdmissionCollector(Collector):
+    """Who was let in, who was not, and what the usage log could not keep."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        admission, log = self._state.admission, self._state.usage_log
+        refused = CounterMetricFamily("perilune_rejections", "Requests refused or ended by a limit", labels=["reason"])
+        for reason in ("rate_limited", "overloaded", "queue_timeouts", "request_timeouts"):
+            refused.add_metric([reason.removesuffix("s")], getattr(admission.stats, reason))
+        yield refused
+        yield CounterMetricFamily(
+            "perilune_admitted_requests", "Requests that passed the first check", value=admission.stats.admitted
+        )
+        yield GaugeMetricFamily(
+            "perilune_queued_tokens", "Prompt tokens that no step has touched yet", value=admission.waiting_tokens
+        )
+        if log is not None:
+            yield CounterMetricFamily("perilune_usage_log_lost", "Lines that could not be written", value=log.lost)
 
 
 class _VllmCollector(Collector):

@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from perilune.chat.markers import require_markers
 from perilune.config import EngineConfig, ModelSpec, read_json
-from perilune.errors import ConfigError, NotFoundError
+from perilune.errors import ConfigError
 from perilune.server.admission import Admission
 from perilune.server.auth import KeyRing
 from perilune.server.limits import Limits
@@ -142,22 +142,6 @@ class ServerState:
         if phase != "ready" or self._engine is None:
             raise unavailable(f"the server takes no requests now, its phase is {phase}", code=f"server_{phase}")
         return self._engine
-
-    def served_name(self, asked: str | None) -> str:
-        """The name under which to answer: what was asked for, or the first one.
-
-        Raises:
-            NotFoundError: the model has no such name.
-        """
-        if asked is None:
-            return self.names[0]
-        if asked not in self.names:
-            raise NotFoundError(
-                f"there is no model {asked[:120]!r}, this server has {', '.join(self.names)}",
-                param="model",
-                code="model_not_found",
-            )
-        return asked
 
     def ready(self, engine: Engine, defaults: SamplingDefaults) -> None:
         """From now on ``engine`` answers.
