@@ -15,9 +15,11 @@ import typer
 
 from perilune import errors
 from perilune.cli.main import app
+from perilune.cli.start import bundled_model
 from perilune.engine.options import EngineStats, EngineStatus
 from perilune.server.metrics import Metrics
 from perilune.server.state import SamplingDefaults, ServerState
+from perilune.text.tokenizer import Tokenizer
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 BOARD = DEPLOY / "grafana" / "perilune.json"
@@ -31,6 +33,9 @@ OURS = {"instance", "job"}  # labels that Prometheus adds
 
 class Idle:
     """An engine that does nothing, for what the metrics' page says of one."""
+
+    def __init__(self) -> None:
+        self.tokenizer = Tokenizer.from_dir(bundled_model(), 768)
 
     def status(self) -> EngineStatus:
         return EngineStatus("ready", "", EngineStats(total_blocks=4, free_blocks=4))
