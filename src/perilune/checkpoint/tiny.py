@@ -23,22 +23,12 @@ from perilune.config import ModelSpec
 from perilune.errors import ConfigError, UsageError
 from perilune.layout.names import TensorInfo, expected_tensors
 from perilune.quant.int4 import GROUP_SIZE, quantize
+from perilune.text.tokenizer import KIMI_SPECIALS, NUM_SPECIALS
 
 TinyFormat = Literal["bf16", "int4", "float32"]
 
 SHARD_BYTES: Final = 1 << 30
 NUM_RANKS: Final = 256
-NUM_SPECIALS: Final = 256
-"""Kimi reserves as many ids behind its ranks, most of them unnamed."""
-
-SPECIALS: Final = {
-    0: "[BOS]", 1: "[EOS]", 2: "<|im_end|>", 3: "<|im_user|>", 4: "<|im_assistant|>", 6: "<|start_header_id|>",
-    7: "<|end_header_id|>", 9: "[EOT]", 10: "<|im_system|>", 11: "<|tool_calls_section_begin|>",
-    12: "<|tool_calls_section_end|>", 13: "<|tool_call_begin|>", 14: "<|tool_call_argument_begin|>",
-    15: "<|tool_call_end|>", 17: "<|im_middle|>", 18: "<|media_begin|>", 19: "<|media_content|>", 20: "<|media_end|>",
-    21: "<|media_pad|>", 22: "<think>", 23: "</think>", 254: "[UNK]", 255: "[PAD]",
-}  # fmt: skip
-"""Kimi's special tokens by their distance from the first id behind the ranks."""
 
 _PLAIN_SPECIALS: Final = frozenset((11, 12, 13, 14, 15, 22, 23))
 """Those that the Hugging Face flag ``special`` does not mark: they stay in text when special tokens are skipped."""
@@ -213,7 +203,7 @@ def _byte_tokenizer() -> dict[str, bytes]:
             "single_word": False,
             "special": offset not in _PLAIN_SPECIALS,
         }
-        for offset, content in SPECIALS.items()
+        for offset, content in KIMI_SPECIALS.items()
     }
     settings = {
         "added_tokens_decoder": added,
