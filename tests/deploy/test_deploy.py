@@ -16,6 +16,7 @@ import typer
 from perilune import errors
 from perilune.cli.main import app
 from perilune.cli.start import bundled_model
+from perilune.config import read_json
 from perilune.engine.options import EngineStats, EngineStatus
 from perilune.server.metrics import Metrics
 from perilune.server.state import SamplingDefaults, ServerState
@@ -35,7 +36,8 @@ class Idle:
     """An engine that does nothing, for what the metrics' page says of one."""
 
     def __init__(self) -> None:
-        self.tokenizer = Tokenizer.from_dir(bundled_model(), 768)
+        model = bundled_model()
+        self.tokenizer = Tokenizer.from_dir(model, read_json(model / "config.json")["vocab_size"])
 
     def status(self) -> EngineStatus:
         return EngineStatus("ready", "", EngineStats(total_blocks=4, free_blocks=4))
