@@ -1,8 +1,8 @@
-"""The engine process: ``python -m perilune.engine.child`` with a ``Boot`` message on stdin. Started by ``remote`` only.
+"""The engine process: ``python -m perilune.engine.child FOLDER`` with a ``Boot`` message on stdin, started by ``remote``.
 
-Three threads. The main one receives, steps and tells. One sends heartbeats on a socket of its own, so that they come
-during a long step and stop when the process is stopped. It also watches the parent: an engine whose server is gone has
-no purpose and ends. Exit codes are those of ``perilune.errors``.
+Two threads. The main one receives, steps and tells. The other sends heartbeats on a socket of its own, so that they
+come during a long step and stop when the process is stopped. It also watches the parent: an engine whose server is
+gone has no purpose and ends. Exit codes are those of ``perilune.errors``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -26,6 +25,7 @@ from perilune import logs
 from perilune.engine.build import build_engine
 from perilune.engine.engine import Engine
 from perilune.engine.messages import (
+    SOCKETS,
     Abort,
     Boot,
     Failed,
@@ -70,8 +70,7 @@ class _Pulse(threading.Thread):
                 with contextlib.suppress(zmq.Again):
                     socket.send(encode(Heartbeat(self.engine.stats(), seconds)), zmq.DONTWAIT)
             time.sleep(HEARTBEAT_S)
-        # A parent that was killed could not clean up.
-        shutil.rmtree(self._boot.folder, ignore_errors=True)
+        _remove_sockets(Path(self._boot.folder))
         os._exit(EngineError.exit_code)
 
 
@@ -162,9 +161,22 @@ def main() -> int:
     """Entry point."""
     # Ctrl-C reaches the whole process group; the server decides when its engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Boot)
+    try:
+        boot = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Boot)
+    except msgspec.MsgspecError:
+        # The server died before it could say what to load.
+        _remove_sockets(Path(sys.argv[1]))
+        return EngineError.exit_code
     logs.configure(boot.options.log_format, boot.options.log_level)
     return _Child(boot).run()
+
+
+def _remove_sockets(folder: Path) -> None:
+    """What a server that was killed could not clean up."""
+    with contextlib.suppress(OSError):
+        for name in SOCKETS:
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 if __name__ == "__main__":

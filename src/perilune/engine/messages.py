@@ -14,6 +14,9 @@ from perilune.config import EngineConfig
 from perilune.engine.options import EngineOptions, EngineStats
 from perilune.types import Request, TokenOut
 
+SOCKETS: Final = ("requests", "heartbeats")
+"""Names in the folder of one engine's addresses."""
+
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
     """What to load, whose child this is, and the folder with the ``ipc://`` names, which only this user can enter."""

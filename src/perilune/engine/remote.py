@@ -201,7 +201,7 @@ class RemoteEngine:
             heartbeats.bind(boot.heartbeats)
             self._socket = requests
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "perilune.engine.child", stdin=PIPE, stdout=sys.stderr.fileno()
+                sys.executable, "-m", "perilune.engine.child", folder, stdin=PIPE, stdout=sys.stderr.fileno()
             )
             return await self._serve(process, boot, requests, heartbeats)
         except (OSError, zmq.ZMQError) as error:
