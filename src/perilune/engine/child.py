@@ -1,4 +1,4 @@
-"""The engine process: ``python -m perilune.engine.child FOLDER`` with a ``Boot`` message on stdin, started by ``remote``.
+"""The engine process: ``python -m perilune.engine.child FOLDER`` with a ``Boot`` on stdin, started by ``remote`` only.
 
 Two threads. The main one receives, steps and tells. The other sends heartbeats on a socket of its own, so that they
 come during a long step and stop when the process is stopped. It also watches the parent: an engine whose server is
