@@ -111,16 +111,16 @@ def test_an_unknown_kind_of_refusal_is_one_still() -> None:
 
 
 async def test_past_the_deadline_it_is_killed_and_the_next_one_served(tokenizer: Tokenizer, children: Children) -> None:
-    async with pooled(size=1, deadline_s=0.2) as pool:
+    async with pooled(size=1, deadline_s=0.001) as pool:
         body = encoded(prompt="tide")
-        with pytest.raises(RequestError) as caught:  # a vocabulary and imports take longer than that
+        with pytest.raises(RequestError) as caught:  # no process starts in that time
             await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
         assert caught.value.code == "prompt_timeout"
-    async with pooled(size=1, deadline_s=1.0) as pool:
+    async with pooled(size=1, deadline_s=4.0) as pool:
         first = (await pool.prepare(TOKENIZE, body, FACTS, tokenizer)).count
         (worker,) = children()
         worker.suspend()
-        with pytest.raises(RequestError, match="within 1 s"):
+        with pytest.raises(RequestError, match="within 4 s"):
             await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
         assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
         assert (await pool.prepare(TOKENIZE, body, FACTS, tokenizer)).count == first
