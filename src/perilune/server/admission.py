@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ class Admission:
         self._waiting = 0
         self._last_start = 0.0
         self._pace_s = 0.0
+        self._next_place = 0.0
 
     def tenant(self, name: str) -> Tenant:
         """The account of a key."""
@@ -153,8 +155,15 @@ class Admission:
         return self._busy(message, "overloaded")
 
     def _busy(self, message: str, code: str) -> HttpError:
-        """A 503; its time to come back is that in which half of the queue will have begun, at the pace of late."""
-        wait_s = min((self._waiting / 2) * self._pace_s, _MAX_RETRY_S)
+        """A 503; its time to come back is that in which half of the queue will have begun, at the pace of late.
+
+        Each refusal gets a place behind the one before: clients that all came back at once would take the machine
+        from those that run.
+        """
+        now = time.monotonic()
+        soonest = now + (self._waiting / 2) * self._pace_s
+        self._next_place = min(max(self._next_place + self._pace_s / 2, soonest), now + _MAX_RETRY_S)
+        wait_s = self._next_place - now
         return HttpError(503, message, code=code, headers={"retry-after": str(retry_after(wait_s))})
 
     @contextmanager
