@@ -7,6 +7,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -320,3 +321,11 @@ def test_the_bundled_model_uses_the_calculator(run: Run) -> None:
     assert "┌ calculator " in done.stderr
     assert "└ 9315" in done.stderr
     assert "9315" in done.stdout
+
+
+def test_a_server_that_never_answers(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        done = run("chat", "--url", url, stdin="hi")
+    assert done.returncode == 6
+    assert "error:" in done.stderr

@@ -169,7 +169,7 @@ class ChatClient:
 
     def _first_model(self) -> str:
         try:
-            response = self._http.get("/v1/models")
+            response = self._http.get("/v1/models", timeout=_CONNECT_S)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         if response.status_code != httpx.codes.OK:
