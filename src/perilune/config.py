@@ -359,21 +359,6 @@ def _quant_spec(data: Mapping[str, Any], where: str) -> QuantSpec | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelSpec:
-    """Sizes of the mesh: world = pp · dp · tp; dcp divides tp; ep divides tp · dp."""
-
-    tp: int = 1
-    ep: int = 1
-    pp: int = 1
-    dp: int = 1
-    dcp: int = 1
-
-    @property
-    def world_size(self) -> int:
-        return self.pp * self.dp * self.tp
-
-
-@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How a model is run.
 
@@ -406,4 +391,3 @@ class EngineConfig:
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["bfloat16", "float32", "float64"] = "float32"
     attention: Literal["absorbed", "decompressed"] = "absorbed"
-    parallel: ParallelSpec = ParallelSpec()

@@ -7,7 +7,6 @@ terminal, progress is a few plain lines.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
@@ -153,8 +152,3 @@ class LoadView:
             self._task = self._bar.add_task("weights", total=total)
             self._bar.start()
         self._bar.update(self._task, completed=done, total=total)
-
-
-def stdin_is_terminal() -> bool:
-    """Whether a person types."""
-    return sys.stdin.isatty()

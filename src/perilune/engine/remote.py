@@ -91,7 +91,7 @@ class RemoteEngine:
         self._phase: Phase = "loading"
         self._error = ""
         self._stats = EngineStats()
-        self._last_beat = self._step_seconds = 0.0
+        self._last_beat = 0.0
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._socket: zmq.asyncio.Socket | None = None
@@ -285,7 +285,7 @@ class RemoteEngine:
             patience_s = max(self._supervision.step_deadline_s, HEARTBEAT_TIMEOUT_S)
             if isinstance(beat, Heartbeat):
                 self._last_beat = time.monotonic()
-                self._stats, self._step_seconds = beat.stats, beat.step_seconds
+                self._stats = beat.stats
                 if beat.step_seconds > self._supervision.step_deadline_s:
                     return EngineError(
                         f"step {beat.stats.step} has been running for {beat.step_seconds:.0f} s, "

@@ -103,11 +103,6 @@ class Scheduler:
         """The last planned step."""
         return self._step
 
-    @property
-    def num_in_flight(self) -> int:
-        """Plans that wait for their results."""
-        return len(self._in_flight)
-
     def chain(self, salt: str) -> BlockChain:
         """Names of the blocks of a new sequence."""
         return BlockChain(root_hash(self._namespace, salt), self.config.block_size)
