@@ -119,6 +119,7 @@ class Script:
         dies: the engine as a whole fails after the last step.
         delay_s: before each step.
         requests: what was asked; ``closed``: generators that were closed before their end.
+        running, most_running: generators that are open, and have been at once.
     """
 
     model: Path
@@ -128,6 +129,8 @@ class Script:
     delay_s: float = 0.0
     requests: list[Request] = field(default_factory=list)
     closed: int = 0
+    running: int = 0
+    most_running: int = 0
     phase: Any = "ready"
     tokenizer: Tokenizer = field(init=False)
     spec: ModelSpec = field(init=False)
@@ -149,6 +152,8 @@ class Script:
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
         self.requests.append(request)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
         ended, count = False, 0
         try:
             for step in self.steps:
@@ -166,6 +171,7 @@ class Script:
             error = "logits at /secret/path" if self.finish is FinishReason.ERROR else ""
             yield TokenOut(request_id=request.id, completion_tokens=count, finish=self.finish, error=error)
         finally:
+            self.running -= 1
             self.closed += not ended
 
     def _logprobs(self, step: Sequence[int], top: int | None) -> tuple[TokenLogprobs, ...]:

@@ -101,6 +101,70 @@ def test_how_many_may_wait(script: ScriptFactory) -> None:
             thread.join()
 
 
+def test_one_request_of_many_sequences_leaves_places_to_others(script: ScriptFactory) -> None:
+    """Its sequences come into the engine as places become free, and wait under its own deadline, not the queue's."""
+    engine = script(delay_s=0.05)
+    engine.steps = [engine.ids("a")] * 2
+    engine.config = EngineConfig(max_model_len=4096, max_num_seqs=4)
+    with serving(engine, Limits(queue_timeout_s=0.4)) as (client, state):
+        response = client.post("/v1/completions", json={"prompt": [f"prompt {n}" for n in range(40)], "stream": True})
+        assert response.status_code == 200
+        assert response.text.count('"finish_reason":"stop"') == 40
+        assert "[DONE]" in response.text
+        assert engine.most_running == 4
+        assert (state.admission.waiting_tokens, engine.running, engine.closed) == (0, 0, 0)
+
+
+def test_a_request_that_leaves_with_sequences_unsent_leaves_nothing(script: ScriptFactory) -> None:
+    engine = script(finish=None)
+    engine.steps = [engine.ids("a")]
+    engine.config = EngineConfig(max_model_len=4096, max_num_seqs=2)
+    with serving(engine, Limits(request_timeout_s=0.3)) as (client, state):
+        response = client.post("/v1/completions", json={"prompt": ["a", "b", "c", "d", "e"]})
+        assert response.status_code == 408
+        assert (state.admission.waiting_tokens, engine.running, len(engine.requests)) == (0, 0, 2)
+
+
+def test_a_key_s_concurrency_bounds_its_sequences(script: ScriptFactory) -> None:
+    engine = script(delay_s=0.02)
+    engine.steps = [engine.ids("a")] * 2
+    with serving(engine, Limits(), KeyLimits(concurrency=3)) as (client, _):
+        answers: list[httpx.Response] = []
+        threads = [ask_aside(client, {**ASK, "n": 8}, answers) for _ in range(3)]
+        for thread in threads:
+            thread.join()
+        assert [answer.status_code for answer in answers] == [200] * 3
+        assert engine.most_running == 3
+
+
+def test_a_key_s_own_sequences_in_the_way_are_no_fault_of_the_server(script: ScriptFactory) -> None:
+    engine = script(finish=None)
+    engine.steps = [engine.ids("a")]
+    with serving(engine, Limits(queue_timeout_s=0.3, request_timeout_s=2), KeyLimits(concurrency=2)) as (client, _):
+        answers: list[httpx.Response] = []
+        first = ask_aside(client, {**ASK, "n": 2}, answers)
+        until(lambda: engine.running == 2)
+        second = client.post(CHAT, json=ASK)
+        assert (second.status_code, second.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(second.headers["retry-after"]) >= 1
+        first.join()
+
+
+def test_prompts_of_one_request_are_charged_together_or_not_at_all(script: ScriptFactory) -> None:
+    engine = script()
+    engine.steps = [engine.ids("a")]
+    with serving(engine, Limits(), KeyLimits(tokens_per_minute=300)) as (client, _):
+        assert client.post("/v1/completions", json={"prompt": "x" * 150}).status_code == 200
+        asked = len(engine.requests)
+        before = int(client.get("/v1/models").headers["x-ratelimit-remaining-tokens"])
+        refused = client.post("/v1/completions", json={"prompt": ["y" * 30] * 3 + ["z" * 30] * 5})
+        assert refused.status_code == 429, "though each prompt alone would fit"
+        assert len(engine.requests) == asked
+        after = int(client.get("/v1/models").headers["x-ratelimit-remaining-tokens"])
+        assert after >= before, "what was refused is not charged"
+        assert client.post("/v1/completions", json={"prompt": ["y" * 30] * 2}).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_the_deadline_of_a_request(script: ScriptFactory, stream: bool) -> None:
     engine = script(finish=None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
@@ -18,8 +18,9 @@ from starlette.types import Receive, Scope, Send
 from perilune.errors import PeriluneError
 from perilune.server.edge import TRACE_ID
 from perilune.server.exchange import EventStream, no_receive, unless_gone
-from perilune.server.fanout import News, run
+from perilune.server.fanout import run
 from perilune.server.limits import read_json_bytes
+from perilune.server.metered import MeteredEngine
 from perilune.server.metrics import Metrics, Watch
 from perilune.server.prepare import Order, known_ids
 from perilune.server.records import RECORD, Record
@@ -117,7 +118,9 @@ class GenerationEndpoint(Generic[TaskT]):
             finally:
                 stream.close()
 
-    async def _answer(self, engine: Engine, body: bytes, scope: Scope, stream: EventStream, watch: Watch) -> None:
+    async def _answer(
+        self, engine: MeteredEngine, body: bytes, scope: Scope, stream: EventStream, watch: Watch
+    ) -> None:
         task = await self.services.pool.prepare(self.job, body, self.services.facts(engine), engine.tokenizer)
         answer = self.answer(task, scope[TRACE_ID], engine.tokenizer, watch)
         order = answer.order
@@ -128,32 +131,27 @@ class GenerationEndpoint(Generic[TaskT]):
         headers = {SEED_HEADER: str(order.seed)}
         if order.warning:
             headers[WARNING_HEADER] = order.warning
-        async with aclosing(run(engine, order.requests(scope[TRACE_ID]))) as news:
-            if order.stream:
-                await _stream(answer, news, stream, headers, watch)
-                return
-            async for index, out in news:
-                watch.news(index, out)
-                answer.add(index, out)
-        await json_response(answer.whole(), 200, headers)(scope, no_receive, stream.send)
-
-
-async def _stream(
-    answer: Answer, news: AsyncIterator[News], stream: EventStream, headers: Mapping[str, str], watch: Watch
-) -> None:
-    try:
-        async for index, out in news:
-            watch.news(index, out)
-            await stream.start(headers)
-            for event in answer.events(index, out):
-                await stream.write(event)
-    except PeriluneError as error:
-        if not stream.started:
-            raise
-        logger.error("a request failed in its stream: %s", error.message)
-        watch.failed()
-        await stream.fail(error_info(error)[1])
-        return
-    for event in answer.end():
-        await stream.write(event)
-    await stream.end()
+        requests = order.requests(scope[TRACE_ID])
+        try:
+            async with engine.begin(requests) as admitted, aclosing(run(engine, admitted)) as news:
+                async for index, out in news:
+                    watch.news(index, out)
+                    if not order.stream:
+                        answer.add(index, out)
+                        continue
+                    await stream.start(headers)
+                    for event in answer.events(index, out):
+                        await stream.write(event)
+        except PeriluneError as error:
+            if not stream.started:
+                raise
+            logger.error("a request failed in its stream: %s", error.message)
+            watch.failed()
+            await stream.fail(error_info(error)[1])
+            return
+        if not order.stream:
+            await json_response(answer.whole(), 200, headers)(scope, no_receive, stream.send)
+            return
+        for event in answer.end():
+            await stream.write(event)
+        await stream.end()

@@ -22,6 +22,7 @@ from perilune.errors import ConfigError
 from perilune.server.admission import Admission
 from perilune.server.auth import KeyRing
 from perilune.server.limits import Limits
+from perilune.server.metered import MeteredEngine
 from perilune.server.replies import unavailable
 from perilune.server.usage import UsageLog
 from perilune.text.tokenizer import Tokenizer
@@ -171,7 +172,7 @@ class ServerState:
         self._phase = phase
 
     @contextmanager
-    def admit(self, scope: Scope) -> Iterator[Engine]:
+    def admit(self, scope: Scope) -> Iterator[MeteredEngine]:
         """Lets a request in. The engine that it yields keeps the bounds of whoever sent ``scope``.
 
         Raises:

@@ -1,13 +1,14 @@
 """What each key has used of its limits. One event loop; times are its clock's seconds.
 
 A tenant is the name of a key; without keys there is one, nameless and without limits. Tokens per minute are a bucket:
-it holds one minute's worth, fills steadily, and a request may start when the bucket has enough for its prompt (or is
-full, for prompts larger than a minute's worth). Answers are charged as they grow and may overdraw it, so that no
-answer is cut off; the debt delays what comes next.
+it holds one minute's worth, fills steadily, and a request may start when the bucket has enough for its prompts (or is
+full, for prompts larger than a minute's worth). Answers are charged as they grow and may overdraw it, so that no answer
+is cut off; the debt delays what comes next.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 from typing import Final
@@ -48,6 +49,8 @@ class Tenant:
         self.name = name
         self.limits = limits or KeyLimits()
         self.in_flight = 0
+        self.places = _places(self.limits)
+        """For its sequences in the engine; None: no bound of its own."""
         self._bucket: TokenBucket | None = None
         self._mean_s = 1.0
 
@@ -55,6 +58,8 @@ class Tenant:
         """New limits; what was used stays used, unless the limit on tokens has changed."""
         if limits.tokens_per_minute != self.limits.tokens_per_minute:
             self._bucket = None
+        if limits.concurrency != self.limits.concurrency:
+            self.places = _places(limits)  # those that run go back to the old ones
         self.limits = limits
 
     def enter(self, now: float) -> None:
@@ -65,9 +70,14 @@ class Tenant:
         """
         most = self.limits.concurrency
         if most is not None and self.in_flight >= most:
-            raise self._refusal(f"this key may have {most} requests at once", self._mean_s / most, now)
+            raise self.too_many("requests", now)
         self.check_tokens(1, now)
         self.in_flight += 1
+
+    def too_many(self, what: str, now: float) -> HttpError:
+        """A 429: as many ``what`` as the key may have are there."""
+        most = self.limits.concurrency or 1
+        return self._refusal(f"this key may have {most} {what} at once", self._mean_s / most, now)
 
     def leave(self, seconds: float) -> None:
         """A request has ended after so long."""
@@ -75,7 +85,7 @@ class Tenant:
         self._mean_s += _SMOOTHING * (seconds - self._mean_s)
 
     def check_tokens(self, tokens: int, now: float) -> None:
-        """Whether a prompt of ``tokens`` may run now.
+        """Whether prompts of ``tokens`` may run now.
 
         Raises:
             HttpError: 429.
@@ -111,6 +121,10 @@ class Tenant:
         error = HttpError(429, message, code="rate_limit_exceeded", headers={**self.headers(now), **retry})
         error.type = "rate_limit_error"
         return error
+
+
+def _places(limits: KeyLimits) -> asyncio.Semaphore | None:
+    return None if limits.concurrency is None else asyncio.Semaphore(limits.concurrency)
 
 
 def retry_after(seconds: float) -> int:
