@@ -1,15 +1,18 @@
 """Log lines: one event, one line, as JSON or as text. Standard library only; server and engine process share it.
 
-An event's message is written by us; what a client chose (names, paths) comes beside it as ``fields`` and is escaped, so
-nothing in it can end a line or pass for another event. Prompts, answers and keys are never logged: nobody hands them to
-a logger. Only our own loggers follow the level that an operator chooses; libraries speak up from warnings on, because
-at ``debug`` some of them print what they carry.
+An event's message is written by us; what a client chose (names, paths) comes beside it as ``fields``. Nothing in either
+can end a line, pass for another event, or for another field: text lines follow logfmt (what is ambiguous stands in
+quotes, with JSON's escapes), so a line reads back as the fields that it was made of. Prompts, answers and keys are
+never logged: nobody hands them to a logger. Only our own loggers follow the level that an operator chooses; libraries
+speak up from warnings on, because at ``debug`` some of them print what they carry.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import re
 import time
 from collections.abc import Mapping
 from typing import IO, Any, Final, Literal
@@ -20,6 +23,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 OURS: Final = "perilune"
 _FIELDS: Final = "perilune_fields"
 _MAX_CHARS: Final = 4000
+_NOT_ASCII: Final = re.compile(r"[^ -~]")
 
 
 def configure(form: LogFormat, level: LogLevel, stream: IO[str] | None = None) -> None:
@@ -45,7 +49,7 @@ class _Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage()[:_MAX_CHARS],
             "pid": record.process,
-            **_fields_of(record),
+            **{name: _finite(value) for name, value in _fields_of(record).items()},
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
@@ -53,11 +57,18 @@ class _Json(logging.Formatter):
 
 
 class _Text(logging.Formatter):
-    """``time LEVEL logger: message name=value …``; a traceback follows, each line of it marked."""
+    """``time LEVEL logger: message name=value …``; a traceback follows, each line of it marked.
+
+    Quoted is a message that could be taken for a field or is not printable, and a value that is empty, not printable,
+    or has a space, ``=`` or ``"``.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        parts = [record.getMessage()[:_MAX_CHARS], *(f"{name}={value}" for name, value in _fields_of(record).items())]
-        line = f"{_utc(record.created)} {record.levelname} {record.name}: {_printable(' '.join(parts))}"
+        message = record.getMessage()[:_MAX_CHARS]
+        clear = message.isprintable() and "=" not in message and not message.startswith('"')
+        parts = [message if clear else _quoted(message)]
+        parts += [f"{name}={_value(value)}" for name, value in _fields_of(record).items()]
+        line = f"{_utc(record.created)} {record.levelname} {record.name}: {' '.join(parts)}"
         if not record.exc_info:
             return line
         trace = self.formatException(record.exc_info).splitlines()
@@ -69,12 +80,33 @@ def _fields_of(record: logging.LogRecord) -> Mapping[str, Any]:
     return found
 
 
+def _finite(value: object) -> object:
+    """JSON has no number that is none."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _utc(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
 
 
+def _value(value: object) -> str:
+    text = str(value)
+    return text if text and text.isprintable() and not any(char in text for char in ' ="') else _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    """As a JSON string; what is printable stays as it is."""
+    return f'"{_printable(json.dumps(text, ensure_ascii=False)[1:-1])}"'
+
+
 def _printable(text: str) -> str:
-    """Everything that could move a cursor or end a line is shown as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    """Everything that could move a cursor or end a line is shown as JSON's escape of it."""
+    return text if text.isprintable() else _NOT_ASCII.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    char = found[0]
+    if char.isprintable():
+        return char
+    escaped = json.dumps(char)[1:-1]
+    return f"\\u{ord(char):04x}" if escaped == char else escaped  # JSON lets DEL stand

@@ -69,13 +69,14 @@ class UsageLog:
     def _run(self) -> None:
         while (item := self._waiting.get()) != "close":
             if isinstance(item, UsageLine):
-                self._append(self._encoder.encode(item) + b"\n")
+                self._append(item)
             else:
                 self._reopen()
         os.close(self._file)
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, item: UsageLine) -> None:
         try:
+            line = self._encoder.encode(item) + b"\n"
             written = os.write(self._file, line)
             if written < len(line):
                 with contextlib.suppress(OSError):  # a pipe or a terminal can't be cut
@@ -84,6 +85,9 @@ class UsageLog:
                 return
         except OSError as error:
             self._lose((error.strerror or type(error).__name__).lower())
+            return
+        except UnicodeError:  # a name that an operator gave in no encoding at all
+            self._lose("a name in it is not Unicode")
             return
         self._complained = False
 
