@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from perilune.errors import ContextLengthError, NotFoundError, RequestError
+from perilune.server.bodies import Bodies, Body
 from perilune.server.replies import HttpError
 from perilune.server.state import SamplingDefaults
 from perilune.server.tokenjobs import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Job, error_of, refusal
@@ -69,6 +70,13 @@ def encoded(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
+def held(data: bytes, bodies: Bodies | None = None) -> Body:
+    """A body that has arrived."""
+    body = Body(bodies or Bodies(1 << 30))
+    body.add(data)
+    return body
+
+
 async def test_a_process_says_what_a_thread_says(tokenizer: Tokenizer, children: Children) -> None:
     messages = [{"role": "user", "content": "a🙂\ud83d\ude42 <|im_end|>"}]
     bodies: dict[Job[Any], bytes] = {
@@ -79,7 +87,7 @@ async def test_a_process_says_what_a_thread_says(tokenizer: Tokenizer, children:
     }
     async with pooled() as pool:
         for job, body in bodies.items():
-            assert await pool.prepare(job, body, FACTS, tokenizer) == job.run(body, FACTS, tokenizer)
+            assert await pool.prepare(job, held(body), FACTS, tokenizer) == job.run(body, FACTS, tokenizer)
         assert len(children()) == 1, "one after the other, one process is enough"
     assert not children()
 
@@ -99,7 +107,7 @@ async def test_refusals_are_the_same(tokenizer: Tokenizer, body: bytes, kind: ty
         CHAT.run(body, FACTS, tokenizer)
     async with pooled() as pool:
         with pytest.raises(RequestError) as there:
-            await pool.prepare(CHAT, body, FACTS, tokenizer)
+            await pool.prepare(CHAT, held(body), FACTS, tokenizer)
     assert type(there.value) is type(here.value) is kind
     for name in ("message", "param", "code", "hint", "status", "type"):
         assert getattr(there.value, name) == getattr(here.value, name)
@@ -114,30 +122,73 @@ async def test_past_the_deadline_it_is_killed_and_the_next_one_served(tokenizer:
     async with pooled(size=1, deadline_s=0.001) as pool:
         body = encoded(prompt="tide")
         with pytest.raises(RequestError) as caught:  # no process starts in that time
-            await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
+            await pool.prepare(TOKENIZE, held(body), FACTS, tokenizer)
         assert caught.value.code == "prompt_timeout"
     async with pooled(size=1, deadline_s=4.0) as pool:
-        first = (await pool.prepare(TOKENIZE, body, FACTS, tokenizer)).count
+        first = (await pool.prepare(TOKENIZE, held(body), FACTS, tokenizer)).count
         (worker,) = children()
         worker.suspend()
         with pytest.raises(RequestError, match="within 4 s"):
-            await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
+            await pool.prepare(TOKENIZE, held(body), FACTS, tokenizer)
         async with asyncio.timeout(5):
             while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert (await pool.prepare(TOKENIZE, body, FACTS, tokenizer)).count == first
+        assert (await pool.prepare(TOKENIZE, held(body), FACTS, tokenizer)).count == first
 
 
-async def test_a_process_that_dies_is_replaced(tokenizer: Tokenizer, children: Children) -> None:
+async def test_one_that_died_while_idle_is_no_ones_fault(tokenizer: Tokenizer, children: Children) -> None:
+    """Killed at once before the next question: the loop has not heard of it."""
     async with pooled(size=1) as pool:
-        body = encoded(prompt="tide")
-        await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
-        (worker,) = children()
-        worker.kill()
+        body = encoded(prompt="tide" * 100_000)
+        first = await pool.prepare(TOKENIZE, held(body), FACTS, tokenizer)
+        for _ in range(3):
+            (process,) = children()
+            process.kill()
+            assert await pool.prepare(TOKENIZE, held(body), FACTS, tokenizer) == first
+        (process,) = children()
+        process.kill()
+        await asyncio.sleep(0.2)
+        assert await pool.prepare(TOKENIZE, held(body), FACTS, tokenizer) == first
+
+
+async def test_one_that_dies_of_a_body_is_not_tried_again(tokenizer: Tokenizer, children: Children) -> None:
+    async with pooled(size=1) as pool:
+        body = encoded(prompt="x" * 4_000_000)
+        await pool.prepare(TOKENIZE, held(encoded(prompt="tide")), FACTS, tokenizer)
+        (process,) = children()
+        asked = held(body)
+        task = asyncio.create_task(pool.prepare(TOKENIZE, asked, FACTS, tokenizer))
+        async with asyncio.timeout(10):
+            while len(asked):  # noqa: ASYNC110 - until the process has it
+                await asyncio.sleep(0.001)
+        process.kill()
         with pytest.raises(HttpError) as caught:
-            await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
+            await task
         assert caught.value.status == 500
-        assert (await pool.prepare(TOKENIZE, body, FACTS, tokenizer)).count == 4
+        assert (await pool.prepare(TOKENIZE, held(encoded(prompt="tide")), FACTS, tokenizer)).count == 4
+
+
+async def test_idle_ones_end(tokenizer: Tokenizer, children: Children) -> None:
+    async with pooled(idle_s=0.3) as pool:
+        body = encoded(prompt="tide")
+        both = [pool.prepare(TOKENIZE, held(body), FACTS, tokenizer) for _ in range(2)]
+        await asyncio.gather(*both)
+        assert len(children()) == 2
+        for _ in range(5):  # one of them has work, the other ends
+            await asyncio.sleep(0.1)
+            await pool.prepare(TOKENIZE, held(body), FACTS, tokenizer)
+        assert len(children()) == 1
+        await asyncio.sleep(0.6)
+        assert not children()
+        assert (await pool.prepare(TOKENIZE, held(body), FACTS, tokenizer)).count == 4
+
+
+async def test_ends_that_meet_questions_are_never_errors(tokenizer: Tokenizer) -> None:
+    """Questions come just when the process ends, some before, some after."""
+    async with pooled(size=1, idle_s=0.02) as pool:
+        for step in range(12):
+            assert (await pool.prepare(TOKENIZE, held(encoded(prompt="tide")), FACTS, tokenizer)).count == 4
+            await asyncio.sleep(0.0185 + step * 0.00025)
 
 
 async def test_more_than_there_are_processes_for_wait_and_not_for_ever(
@@ -145,27 +196,41 @@ async def test_more_than_there_are_processes_for_wait_and_not_for_ever(
 ) -> None:
     async with pooled(size=1, wait_s=0.3, deadline_s=1.5) as pool:
         body = encoded(prompt="tide")
-        await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
+        await pool.prepare(TOKENIZE, held(body), FACTS, tokenizer)
         (worker,) = children()
         worker.suspend()
-        first = asyncio.create_task(pool.prepare(TOKENIZE, body, FACTS, tokenizer))
+        bodies = Bodies(1 << 30)
+        large = encoded(prompt="x" * 100_000)
+        first = asyncio.create_task(pool.prepare(TOKENIZE, held(large, bodies), FACTS, tokenizer))
         await asyncio.sleep(0.05)
+        both = bodies.held
+        waiting = held(large, bodies)
         with pytest.raises(HttpError) as caught:
-            await pool.prepare(TOKENIZE, body, FACTS, tokenizer)
+            await pool.prepare(TOKENIZE, waiting, FACTS, tokenizer)
         assert caught.value.status == 503
+        assert bodies.held == both > 0, "the one that waited is gone, the other one is not"
+        leaving = held(large, bodies)
+        task = asyncio.create_task(pool.prepare(TOKENIZE, leaving, FACTS, tokenizer))
+        await asyncio.sleep(0.05)
+        assert bodies.held == 2 * both
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert bodies.held == both, "who leaves while it waits is forgotten at once"
         with pytest.raises(RequestError):
             await first
+        assert bodies.held == 0
 
 
 async def test_who_leaves_is_counted_until_the_work_has_ended(tokenizer: Tokenizer) -> None:
     async with pooled(size=1) as pool:
         body = encoded(prompt="x" * 2_000_000)
-        task = asyncio.create_task(pool.prepare(TOKENIZE, body, FACTS, tokenizer))
+        task = asyncio.create_task(pool.prepare(TOKENIZE, held(body), FACTS, tokenizer))
         await asyncio.sleep(0.2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert (await pool.prepare(TOKENIZE, encoded(prompt="tide"), FACTS, tokenizer)).count == 4
+        assert (await pool.prepare(TOKENIZE, held(encoded(prompt="tide")), FACTS, tokenizer)).count == 4
 
 
 def test_a_long_prompt_does_not_hold_up_a_stream(

@@ -103,6 +103,10 @@ class ServeOptions:
 
     max_connections: Annotated[int, typer.Option(min=1, help="Connections at once.")] = 2048
     max_body_mib: Annotated[int, typer.Option(min=1, max=1024, help="Largest request.")] = 16
+    max_bodies_mib: Annotated[
+        int | None,
+        typer.Option(min=1, help="All long requests that are being read.  [default: four times the largest]"),
+    ] = None
     header_timeout: Annotated[float, _seconds("For a request's head to arrive.")] = 10.0
     body_timeout: Annotated[float, _seconds("For a request's body to arrive.")] = 30.0
     send_timeout: Annotated[float, _seconds("For a client that does not read.")] = 30.0

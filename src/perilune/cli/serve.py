@@ -13,7 +13,7 @@ import typer
 from perilune.cli.options import Format, ServeOptions
 from perilune.cli.settings import show
 from perilune.cli.start import Launch, ModelChoice, banner, loader
-from perilune.errors import PeriluneError
+from perilune.errors import PeriluneError, UsageError
 
 if TYPE_CHECKING:
     from perilune.engine.options import EngineOptions
@@ -34,6 +34,7 @@ A single key for clients can be given as PERILUNE_API_KEY.
 """
 KEY_VARIABLE: Final = "PERILUNE_API_KEY"
 SETTINGS: Final = {"auto_envvar_prefix": "PERILUNE"}
+_BODIES: Final = 4  # of the largest size: two are being tokenised, two arrive or wait
 
 
 def serve(context: typer.Context, **values: Any) -> None:
@@ -135,8 +136,15 @@ def _engine(options: ServeOptions) -> EngineOptions:
 def _limits(options: ServeOptions) -> Limits:
     from perilune.server.limits import Limits
 
+    bodies_mib = options.max_bodies_mib or _BODIES * options.max_body_mib
+    if bodies_mib < options.max_body_mib:
+        raise UsageError(
+            f"--max-bodies-mib is {bodies_mib}: no request could be of --max-body-mib, {options.max_body_mib}",
+            hint="raise the one or lower the other",
+        )
     return Limits(
         max_body_bytes=options.max_body_mib << 20,
+        max_bodies_bytes=bodies_mib << 20,
         body_timeout_s=options.body_timeout,
         send_timeout_s=options.send_timeout,
         max_queue=options.max_queue,

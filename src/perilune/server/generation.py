@@ -16,10 +16,11 @@ from typing import Final, Generic, Protocol, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from perilune.errors import PeriluneError
+from perilune.server.bodies import Body
 from perilune.server.edge import TRACE_ID
 from perilune.server.exchange import EventStream, no_receive, unless_gone
 from perilune.server.fanout import run
-from perilune.server.limits import read_json_bytes
+from perilune.server.limits import read_json_body
 from perilune.server.metered import MeteredEngine
 from perilune.server.metrics import Metrics, Watch
 from perilune.server.prepare import Order, known_ids
@@ -103,8 +104,8 @@ class GenerationEndpoint(Generic[TaskT]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self.services.state
-        with state.admit(scope) as engine:
-            body = await read_json_bytes(scope, receive, state.limits)
+        with state.admit(scope) as engine, state.bodies.body() as body:
+            await read_json_body(scope, receive, state.limits, body)
             stream = EventStream(send, state.limits.send_timeout_s)
             watch = self.services.metrics.watch()
             try:
@@ -118,9 +119,7 @@ class GenerationEndpoint(Generic[TaskT]):
             finally:
                 stream.close()
 
-    async def _answer(
-        self, engine: MeteredEngine, body: bytes, scope: Scope, stream: EventStream, watch: Watch
-    ) -> None:
+    async def _answer(self, engine: MeteredEngine, body: Body, scope: Scope, stream: EventStream, watch: Watch) -> None:
         task = await self.services.pool.prepare(self.job, body, self.services.facts(engine), engine.tokenizer)
         answer = self.answer(task, scope[TRACE_ID], engine.tokenizer, watch)
         order = answer.order

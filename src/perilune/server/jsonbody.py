@@ -33,7 +33,7 @@ def decode_object(body: bytes) -> dict[str, object]:
     Raises:
         RequestError: empty, not JSON, nested too deep, or not an object; the message says where.
     """
-    if not body.strip():
+    if not body or body.isspace():
         raise RequestError("the body is empty, a JSON object is needed", code="invalid_json")
     if body.startswith(_BOM):
         raise RequestError("the body starts with a byte order mark, plain UTF-8 is needed", code="invalid_json")

@@ -12,6 +12,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
+from perilune.server.bodies import Body
 from perilune.server.replies import HttpError
 
 
@@ -20,7 +21,7 @@ class Limits:
     """Bounds per request, per connection and in total.
 
     Attributes:
-        max_body_bytes: of a request.
+        max_body_bytes: of a request. max_bodies_bytes: of all that are held at once, see ``Bodies``; more get a 503.
         body_timeout_s: for the whole body to arrive.
         send_timeout_s: for a client that does not read, until its request is aborted.
         max_queue, max_queue_tokens: requests beyond those that the engine runs at once, and prompt tokens that no
@@ -34,6 +35,7 @@ class Limits:
     """
 
     max_body_bytes: int = 16 << 20
+    max_bodies_bytes: int = 64 << 20
     body_timeout_s: float = 30.0
     send_timeout_s: float = 30.0
     max_queue: int = 256
@@ -59,11 +61,11 @@ class ClientGone(Exception):
 _JSON: Final = "application/json"
 
 
-async def read_json_bytes(scope: Scope, receive: Receive, limits: Limits) -> bytes:
-    """The body of a JSON request.
+async def read_json_body(scope: Scope, receive: Receive, limits: Limits, body: Body) -> None:
+    """Reads a JSON request's body into ``body``.
 
     Raises:
-        HttpError: wrong media type, an encoding, too many bytes (announced or sent), too slow.
+        HttpError: wrong media type, an encoding, too many bytes (announced or sent), no room for them, too slow.
         ClientGone: closed before the body was complete.
     """
     headers = Headers(scope=scope)
@@ -76,11 +78,14 @@ async def read_json_bytes(scope: Scope, receive: Receive, limits: Limits) -> byt
             415, f"content-encoding is {encoding[:80]!r}, the body must not be compressed", code="unsupported_encoding"
         )
     announced = headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:20]) > limits.max_body_bytes:
-        raise _too_large(limits)
+    if announced.isdecimal():
+        size = int(announced[:20])
+        if size > limits.max_body_bytes:
+            raise _too_large(limits)
+        body.expect(size)
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            return await _read(receive, limits)
+            await _read(receive, limits, body)
     except TimeoutError:
         raise HttpError(
             408, f"the body did not arrive within {limits.body_timeout_s:g} s", code="request_timeout"
@@ -101,17 +106,17 @@ async def drain(receive: Receive, limits: Limits) -> None:
         return
 
 
-async def _read(receive: Receive, limits: Limits) -> bytes:
-    body = bytearray()
+async def _read(receive: Receive, limits: Limits, body: Body) -> None:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        body += message.get("body", b"")
-        if len(body) > limits.max_body_bytes:
+        data = message.get("body", b"")
+        if len(body) + len(data) > limits.max_body_bytes:
             raise _too_large(limits)
+        body.add(data)
         if not message.get("more_body", False):
-            return bytes(body)
+            return
 
 
 def _too_large(limits: Limits) -> HttpError:

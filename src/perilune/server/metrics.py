@@ -271,12 +271,16 @@ class _AdmissionCollector(Collector):
         refused = CounterMetricFamily("perilune_rejections", "Requests refused or ended by a limit", labels=["reason"])
         for reason in ("rate_limited", "overloaded", "queue_timeouts", "request_timeouts"):
             refused.add_metric([reason.removesuffix("s")], getattr(admission.stats, reason))
+        refused.add_metric(["bodies"], self._state.bodies.refused)
         yield refused
         yield CounterMetricFamily(
             "perilune_admitted_requests", "Requests that passed the first check", value=admission.stats.admitted
         )
         yield GaugeMetricFamily(
             "perilune_queued_tokens", "Prompt tokens that no step has touched yet", value=admission.waiting_tokens
+        )
+        yield GaugeMetricFamily(
+            "perilune_body_bytes", "Bytes of long request bodies that are held", value=self._state.bodies.held
         )
         if log is not None:
             yield CounterMetricFamily("perilune_usage_log_lost", "Lines that could not be written", value=log.lost)

@@ -21,6 +21,7 @@ from perilune.config import EngineConfig, ModelSpec, read_json
 from perilune.errors import ConfigError
 from perilune.server.admission import Admission
 from perilune.server.auth import KeyRing
+from perilune.server.bodies import Bodies
 from perilune.server.limits import Limits
 from perilune.server.metered import MeteredEngine
 from perilune.server.replies import unavailable
@@ -111,6 +112,7 @@ class ServerState:
         self.keys = keys
         self.usage_log = usage_log
         self.admission = Admission(self.limits)
+        self.bodies = Bodies(max(self.limits.max_bodies_bytes, self.limits.max_body_bytes))
         if keys is not None:
             self.set_keys(keys)
         self.defaults = SamplingDefaults()

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from perilune.server.exchange import EventStream, no_receive, unless_gone
 from perilune.server.generation import Services
-from perilune.server.limits import read_json_bytes
+from perilune.server.limits import read_json_body
 from perilune.server.prepare import known_ids
 from perilune.server.replies import json_response
 from perilune.server.tokenjobs import Job
@@ -47,15 +47,15 @@ class JobEndpoint(Generic[T]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self.services.state
-        with state.admit(scope) as engine:
-            body = await read_json_bytes(scope, receive, state.limits)
+        with state.admit(scope) as engine, state.bodies.body() as body:
+            await read_json_body(scope, receive, state.limits, body)
 
             async def answer() -> None:
                 facts = self.services.facts(engine)
-                result = await self.services.pool.prepare(self.job, body, facts, engine.tokenizer)
+                result = await self.services.pool.encoded(self.job, body, facts, engine.tokenizer)
                 stream = EventStream(send, state.limits.send_timeout_s)
                 try:
-                    await json_response(result)(scope, no_receive, stream.send)
+                    await Response(result, media_type="application/json")(scope, no_receive, stream.send)
                 finally:
                     stream.close()
 

@@ -1,7 +1,8 @@
 """What can be asked of a preparing process, and the frames in which it is asked. Plain data, no pickle.
 
-A frame is a little-endian 32-bit length and so many bytes of msgpack. The first one is ``Boot``, then come ``Ask``s,
-each answered by ``Done``, ``Refused`` or ``Broken``. Results are JSON inside: tools may hold integers of any size.
+A frame is a little-endian 32-bit length and so many bytes of msgpack. ``Boot`` comes first, then each ``Ask``,
+followed by its body as it is. It is answered by ``Taken`` when the body has arrived, and by ``Done`` (followed by
+the result), ``Refused`` or ``Broken`` when the job is over. Results are JSON: tools may hold integers of any size.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class Job(Generic[T]):
     run: Callable[[bytes, Facts, Tokenizer], T]
     result: type[T]
 
+    def encoded(self, body: bytes, facts: Facts, tokenizer: Tokenizer) -> bytes:
+        """The result as JSON."""
+        return msgspec.json.encode(self.run(body, facts, tokenizer))
+
 
 CHAT: Final = Job("chat", prepare_chat, ChatTask)
 COMPLETION: Final = Job("completion", prepare_completion, TextTask)
@@ -59,17 +64,21 @@ class Boot(msgspec.Struct, frozen=True, tag="boot"):
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """One body to prepare."""
+    """A body to prepare. ``size`` bytes of it follow the frame."""
 
     job: str
     facts: Facts
-    body: bytes
+    size: int
+
+
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    """The body has arrived. Until then nothing was done with it: another process can be asked the same."""
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """The job's result, as JSON."""
+    """``size`` bytes of JSON follow the frame: the job's result."""
 
-    result: bytes
+    size: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -88,7 +97,7 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
     error: str
 
 
-Reply = Done | Refused | Broken
+Reply = Taken | Done | Refused | Broken
 
 decode_reply: Final = msgspec.msgpack.Decoder(Reply).decode
 decode_ask: Final = msgspec.msgpack.Decoder(Ask).decode

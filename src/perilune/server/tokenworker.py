@@ -11,9 +11,8 @@ import signal
 import sys
 from typing import BinaryIO
 
-import msgspec
-
 from perilune.errors import RequestError
+from perilune.server import memory
 from perilune.server.tokenjobs import (
     HEAD_BYTES,
     JOBS,
@@ -21,6 +20,7 @@ from perilune.server.tokenjobs import (
     Broken,
     Done,
     Reply,
+    Taken,
     decode_ask,
     decode_boot,
     frame,
@@ -36,18 +36,29 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     boot = decode_boot(_read(source))
     tokenizer = Tokenizer(boot.tokens, boot.names, boot.vocab_size)
     while data := _read(source):
-        sink.write(frame(_answer(decode_ask(data), tokenizer)))
+        ask = decode_ask(data)
+        body = source.read(ask.size)
+        if len(body) < ask.size:
+            return
+        sink.write(frame(Taken()))
         sink.flush()
+        reply, result = _answer(ask, body, tokenizer)
+        sink.write(frame(reply))
+        sink.write(result)
+        sink.flush()
+        del body, result
+        memory.trim()
 
 
-def _answer(ask: Ask, tokenizer: Tokenizer) -> Reply:
+def _answer(ask: Ask, body: bytes, tokenizer: Tokenizer) -> tuple[Reply, bytes]:
     try:
-        return Done(msgspec.json.encode(JOBS[ask.job].run(ask.body, ask.facts, tokenizer)))
+        result = JOBS[ask.job].encoded(body, ask.facts, tokenizer)
     except RequestError as error:
-        return refusal(error)
+        return refusal(error), b""
     except Exception as error:
         logger.exception("a %s request could not be prepared", ask.job)
-        return Broken(type(error).__name__)
+        return Broken(type(error).__name__), b""
+    return Done(len(result)), result
 
 
 def _read(source: BinaryIO) -> bytes:
