@@ -19,7 +19,8 @@ from perilune.chat.markers import Marker
 from perilune.chat.messages import read_messages, read_tools
 from perilune.chat.render import render
 from perilune.text.tokenizer import Tokenizer
-from training.chats import Reply, Sample, Wish, drill, sample
+from training.chats import drill, sample
+from training.samples import Reply, Sample, Wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,11 @@ class Batch:
 def reply_ids(reply: Reply, tokenizer: Tokenizer) -> list[int]:
     """What the model is to generate, stop id included."""
     pieces: list[Marker | str] = [Marker.THINK, reply.thought, Marker.THINK_END, reply.text]
-    if reply.tool:
-        pieces += [Marker.SECTION, Marker.CALL, reply.call_id, Marker.ARGUMENTS, reply.arguments]
-        pieces += [Marker.CALL_END, Marker.SECTION_END]
+    if reply.calls:
+        pieces.append(Marker.SECTION)
+        for call in reply.calls:
+            pieces += [Marker.CALL, call.id, Marker.ARGUMENTS, call.arguments, Marker.CALL_END]
+        pieces.append(Marker.SECTION_END)
     ids: list[int] = []
     for piece in (*pieces, Marker.END):
         ids += [tokenizer.special(piece)] if isinstance(piece, Marker) else tokenizer.encode(piece)
@@ -86,9 +89,9 @@ def drill_document(rng: random.Random, tokenizer: Tokenizer) -> Document:
 
     The restated problem comes from nowhere here and is not learned.
     """
-    problem, reply = drill(rng)
+    text, reply = drill(rng)
     ids = reply_ids(reply, tokenizer)
-    given = 1 + len(tokenizer.encode(problem.compact))
+    given = 1 + len(tokenizer.encode(text))
     return Document(tuple(ids), tuple(index >= given for index in range(len(ids))))
 
 

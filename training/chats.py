@@ -1,15 +1,10 @@
-"""Seeded chats in the wire's own form: messages, tools, and the reply that the model is to give.
-
-A ``Sample`` ends where the model speaks last. What a chat says comes from ``phrases`` and ``arithmetic``; how it
-becomes tokens is ``batches``' business.
-"""
+"""Pico's chats, from a seed. What they say comes from ``phrases`` and ``arithmetic``."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from training import phrases
@@ -22,61 +17,13 @@ from training.arithmetic import (
     long_problem,
     product,
 )
-
-Message = dict[str, Any]
-Tool = dict[str, Any]
+from training.samples import ANYTHING, Call, Message, Reply, Sample, Tool, Wish
 
 KINDS: Final = ("sum", "difference", "call", "beyond", "talk", "other")
 """``call``: only a calculator helps and there is one; ``beyond``: the same without one; ``other``: not arithmetic."""
 
 _WITHOUT_CALCULATOR: Final = ((0.40, 0.26, 0.0, 0.10, 0.18, 0.06), KINDS)
 _WITH_CALCULATOR: Final = ((0.15, 0.07, 0.60, 0.0, 0.12, 0.06), KINDS)
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One assistant message. With ``tool`` it is a call of ``functions.{tool}:{index}``."""
-
-    thought: str
-    text: str
-    tool: str = ""
-    index: int = 0
-    arguments: str = ""
-
-    def message(self) -> Message:
-        """The wire's form."""
-        message: Message = {"role": "assistant", "content": self.text, "reasoning_content": self.thought}
-        if self.tool:
-            function = {"name": self.tool, "arguments": self.arguments}
-            message["tool_calls"] = [{"id": self.call_id, "type": "function", "function": function}]
-        return message
-
-    @property
-    def call_id(self) -> str:
-        return f"functions.{self.tool}:{self.index}"
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """``reply`` follows ``messages``. The messages after the last user message are the model's own and the tools'."""
-
-    kind: str
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...]
-    reply: Reply
-    problem: Problem | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a sample is to be, for evaluation; training takes what comes."""
-
-    kind: str = ""
-    held_out: bool = False
-    turns: int = 0
-    system: str | None = None
-    after_tool: bool | None = None
-    tools: tuple[Tool, ...] | None = None
 
 
 def calculator_tool(name: str, description: str, parameter: str, note: str = "") -> Tool:
@@ -91,7 +38,7 @@ def calculator_tool(name: str, description: str, parameter: str, note: str = "")
 PLAIN_CALCULATOR: Final = calculator_tool("calculator", "Evaluate an arithmetic expression", "expression")
 
 
-def sample(rng: random.Random, wish: Wish = Wish()) -> Sample:
+def sample(rng: random.Random, wish: Wish = ANYTHING) -> Sample:
     """One chat; equal generators give equal chats."""
     tools = _tools(rng, wish) if wish.tools is None else wish.tools
     calculator = _calculator_among(tools)
@@ -115,7 +62,10 @@ def sample(rng: random.Random, wish: Wish = Wish()) -> Sample:
             stop = last and (rng.random() < 0.4 if wish.after_tool is None else not wish.after_tool)
             if not stop:
                 result, final = _result(rng, problem)
-                messages += (reply.message(), {"role": "tool", "tool_call_id": reply.call_id, "content": result})
+                messages += (
+                    reply.message(),
+                    {"role": "tool", "tool_call_id": reply.calls[0].id, "content": result},
+                )
                 reply = final
         else:
             reply = _answer(kind, problem, user)
@@ -125,10 +75,10 @@ def sample(rng: random.Random, wish: Wish = Wish()) -> Sample:
     raise AssertionError("a chat has at least one turn")
 
 
-def drill(rng: random.Random) -> tuple[Problem, Reply]:
-    """A sum or a difference without a chat around it, and its worked answer."""
+def drill(rng: random.Random) -> tuple[str, Reply]:
+    """A sum or a difference without a chat around it, and its worked answer, whose thought begins with it."""
     problem = draw(rng, rng.choice((easy_sum, easy_difference)), held_out=False)
-    return problem, _answer("drill", problem, "")
+    return problem.compact, _answer("drill", problem, "")
 
 
 def _kind(rng: random.Random, calculator: bool) -> str:
@@ -192,7 +142,7 @@ def _worded(rng: random.Random, problem: Problem) -> str:
 
 def _call(problem: Problem, name: str, parameter: str, index: int) -> Reply:
     arguments = json.dumps({parameter: problem.compact})
-    return Reply(f"{problem.compact} needs {name}.", "", name, index, arguments)
+    return Reply(f"{problem.compact} needs {name}.", "", (Call(name, index, arguments),))
 
 
 def _result(rng: random.Random, problem: Problem) -> tuple[str, Reply]:

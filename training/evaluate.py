@@ -17,8 +17,9 @@ import torch
 from perilune.config import ModelSpec
 from perilune.text.tokenizer import Tokenizer
 from training.batches import Document, one_per_row, wished
-from training.chats import KINDS, Wish
+from training.chats import KINDS
 from training.model import Params, logits
+from training.samples import Wish
 
 
 @dataclass(frozen=True, slots=True)

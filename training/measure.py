@@ -21,7 +21,8 @@ from perilune.engine.build import build_engine
 from perilune.engine.engine import Engine
 from perilune.engine.options import EngineOptions
 from perilune.types import FinishReason, Request, SamplingParams, TokenOut
-from training.chats import Sample, Wish, sample
+from training.chats import sample
+from training.samples import Sample, Wish
 
 MAX_TOKENS: Final = 192
 CONTEXT: Final = 1024
@@ -112,11 +113,12 @@ def judge(chat: Sample, spoken: Spoken) -> Verdict:
     """Compares an answer with the taught reply."""
     ended = spoken.finish == FinishReason.STOP
     reply = chat.reply
-    if reply.tool:
-        wanted = json.loads(reply.arguments)
+    if reply.calls:
+        (call,) = reply.calls
+        wanted = json.loads(call.arguments)
         (parameter,) = wanted
         given = _arguments(spoken)
-        valid = ended and isinstance(given.get(parameter), str) and spoken.calls[0][0] == reply.tool
+        valid = ended and isinstance(given.get(parameter), str) and spoken.calls[0][0] == call.name
         return Verdict(valid, valid and given == wanted)
     said = ended and not spoken.calls
     if chat.problem is not None and reply.text.endswith(f"= {chat.problem.value}."):

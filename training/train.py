@@ -32,12 +32,13 @@ from perilune.errors import UsageError
 from perilune.text.tokenizer import Tokenizer
 from training import vocab
 from training.batches import Document, documents, pack
-from training.chats import Sample, sample
+from training.chats import sample
 from training.configs import RECIPES, Recipe
 from training.evaluate import held_out_sets, score
 from training.export import export
 from training.model import Params, initial, is_bias, logits, stored
 from training.optim import State, balance, rate, update
+from training.samples import Sample
 
 ROOT = Path(__file__).parent
 ASSETS = ROOT.parent / "src" / "perilune" / "assets"

@@ -7,8 +7,9 @@ import random
 import pytest
 import torch
 from training.batches import Document, document, documents, drill_document, one_per_row, pack, prompt_ids, reply_ids
-from training.chats import KINDS, PLAIN_CALCULATOR, Sample, Wish, sample
+from training.chats import KINDS, PLAIN_CALCULATOR, sample
 from training.configs import PICO
+from training.samples import Sample, Wish
 from training.vocab import gpt2_byte_order, learn
 
 from perilune.text.tokenizer import Tokenizer
@@ -62,7 +63,7 @@ def test_loss_of_an_open_chain_covers_the_call_and_the_answer(tokenizer: Tokeniz
 def test_a_reply_is_what_rendering_gives_back_inside_a_chain(tokenizer: Tokenizer) -> None:
     """The ids that the model learns to write are those which the next prompt of its chain contains."""
     chat = sample(random.Random(8), Wish(kind="call", turns=1, after_tool=False))
-    result = {"role": "tool", "tool_call_id": chat.reply.call_id, "content": "1"}
+    result = {"role": "tool", "tool_call_id": chat.reply.calls[0].id, "content": "1"}
     longer = Sample("call", (*chat.messages, chat.reply.message(), result), chat.tools, chat.reply)
     written = (*prompt_ids(chat, tokenizer), *reply_ids(chat.reply, tokenizer))
     assert prompt_ids(longer, tokenizer)[: len(written)] == written

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from training.arithmetic import Problem
-from training.chats import PLAIN_CALCULATOR, Reply, Sample, Wish, sample
+from training.chats import PLAIN_CALCULATOR, sample
 from training.configs import PICO
 from training.measure import Spoken, Verdict, group, judge
 from training.plot import curve
 from training.report import card, table
+from training.samples import Call, Reply, Sample, Wish
 
 from perilune.types import FinishReason
 
@@ -21,7 +22,7 @@ CALL = Sample(
     "call",
     ({"role": "user", "content": "12*34"},),
     (PLAIN_CALCULATOR,),
-    Reply("…", "", "calculator", 0, '{"expression": "12*34"}'),
+    Reply("…", "", (Call("calculator", 0, '{"expression": "12*34"}'),)),
     Problem("*", (12, 34)),
 )
 STOP = FinishReason.STOP

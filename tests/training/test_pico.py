@@ -6,9 +6,10 @@ import random
 from pathlib import Path
 
 import pytest
-from training.chats import PLAIN_CALCULATOR, Sample, Wish, sample
+from training.chats import PLAIN_CALCULATOR, sample
 from training.configs import PICO
 from training.measure import judge, open_engine, speak
+from training.samples import Sample, Wish
 
 import perilune
 from perilune.engine.engine import Engine
