@@ -7,8 +7,13 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
+import httpx
+
+from perilune.server.limits import Limits
+from perilune.server.state import SamplingDefaults
+
 if TYPE_CHECKING:
-    from tests.server.conftest import Served
+    from tests.server.conftest import ScriptFactory, Served, ServerFactory
 
 OK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
@@ -71,3 +76,14 @@ def test_error_bodies_are_json_whatever_is_quoted(server: Served) -> None:
     response = server.post({**OK, "model": 'a"\\\u2028</script>\x00'})
     assert response.status_code == 404
     assert json.loads(response.content)["error"]["code"] == "model_not_found"
+
+
+def test_all_prompts_of_a_request_are_bounded_together(script: ScriptFactory, serve: ServerFactory) -> None:
+    """Each fits, all of them would be more ids than anybody wants to hold."""
+    with serve(lambda: (script(), SamplingDefaults()), Limits(max_queue_tokens=5000)) as served:
+        url = f"{served.url}/v1/completions"
+        body = {"prompt": ["x" * 1700] * 3, "max_tokens": 1}
+        error = httpx.post(url, json=body, timeout=30).json()["error"]
+        assert error["param"] == "prompt"
+        assert "5100 tokens together, at most 5000" in error["message"]
+        assert httpx.post(url, json={**body, "prompt": ["x" * 1600] * 3}, timeout=30).status_code == 200

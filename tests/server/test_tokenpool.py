@@ -88,6 +88,7 @@ async def test_a_process_says_what_a_thread_says(tokenizer: Tokenizer, children:
     async with pooled() as pool:
         for job, body in bodies.items():
             assert await pool.prepare(job, held(body), FACTS, tokenizer) == job.run(body, FACTS, tokenizer)
+            assert await pool.encoded(job, held(body), FACTS, tokenizer) == job.encoded(body, FACTS, tokenizer)
         assert len(children()) == 1, "one after the other, one process is enough"
     assert not children()
 

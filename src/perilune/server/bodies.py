@@ -52,28 +52,20 @@ class Bodies:
         finally:
             body.close()
 
-    def change(self, counted: int, size: int) -> int:
-        """What a body of ``size`` bytes counts, of which ``counted`` are counted already. Counts it.
+    def require(self, more: int) -> None:
+        """There must be room for so many more bytes.
 
         Raises:
-            HttpError: 503, they don't fit.
+            HttpError: 503, there is none.
         """
-        wanted = self.check(counted, size)
-        self.held += wanted - counted
-        return wanted
-
-    def check(self, counted: int, size: int) -> int:
-        """The same; counts nothing."""
-        wanted = max(size - FREE_BYTES, 0)
-        if wanted > counted and self.held + wanted - counted > self._limit:
+        if more > 0 and self.held + more > self._limit:
             self.refused += 1
             raise self._full()
-        return wanted
 
-    def give_back(self, counted: int) -> None:
-        """A body that counted so much is gone."""
-        if counted:
-            self.held -= counted
+    def count(self, more: int) -> None:
+        """So many more bytes are held, or fewer if it is negative."""
+        self.held += more
+        if more < 0:
             self._trim_soon()
 
     def _full(self) -> HttpError:
@@ -103,12 +95,12 @@ class Body:
         return len(self._data)
 
     def expect(self, size: int) -> None:
-        """So many bytes were announced.
+        """It will have so many bytes.
 
         Raises:
             HttpError: 503, there is no room for them.
         """
-        self._bodies.check(self._counted, size)
+        self._bodies.require(_counting(size) - self._counted)
 
     def add(self, data: bytes) -> None:
         """The next bytes.
@@ -116,8 +108,15 @@ class Body:
         Raises:
             HttpError: 503, there is no room for them.
         """
-        self._counted = self._bodies.change(self._counted, len(self._data) + len(data))
+        size = len(self._data) + len(data)
+        self.expect(size)
+        self.becomes(size)
         self._data += data
+
+    def becomes(self, size: int) -> None:
+        """So many bytes count from now on, whether there is room for them or not: those of what was made of it."""
+        counted, self._counted = self._counted, _counting(size)
+        self._bodies.count(self._counted - counted)
 
     def whole(self) -> bytes:
         """A copy: for short ones."""
@@ -134,5 +133,8 @@ class Body:
     def close(self) -> None:
         """It is over."""
         self.empty()
-        counted, self._counted = self._counted, 0
-        self._bodies.give_back(counted)
+        self.becomes(0)
+
+
+def _counting(size: int) -> int:
+    return max(size - FREE_BYTES, 0)

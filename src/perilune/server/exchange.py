@@ -1,4 +1,4 @@
-"""One request and its answer as ASGI sees them: a client that may leave, a stream of events that may stall.
+"""One request and its answer as ASGI sees them: a client that may leave, or not read what it asked for.
 
 A stream starts with its first event, so that everything wrong with a request until then is still an HTTP status; after
 that an error is an event, and no ``[DONE]`` follows it. Knows no engine.
@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
+from starlette.responses import Response
 from starlette.types import Message, Receive, Send
 
 from perilune.server.limits import ClientGone
@@ -18,6 +19,7 @@ from perilune.server.wire import sse
 
 _CHECKS: Final = 4
 """Looks at a stalled stream within its timeout."""
+_PIECE_BYTES: Final = 64 << 10
 
 
 async def unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
@@ -37,11 +39,6 @@ async def unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None
         for each in (task, gone):
             each.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def no_receive() -> Message:
-    """For responses that have nothing more to read."""
-    return {"type": "http.disconnect"}
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -100,6 +97,19 @@ class EventStream:
 
     def _check_again(self) -> None:
         self._check_later = self._loop.call_later(self._timeout_s / _CHECKS, self._check)
+
+    async def respond(self, response: Response) -> None:
+        """A whole response, in pieces: a client that doesn't read it is noticed, and what it left is not kept for it.
+
+        Raises:
+            ClientGone: the client did not read.
+        """
+        start = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+        await self.send(start)
+        body = bytes(response.body)
+        for at in range(0, len(body), _PIECE_BYTES):
+            await self.write(body[at : at + _PIECE_BYTES])
+        await self.end()
 
     async def start(self, headers: Mapping[str, str]) -> None:
         """Status and headers, once."""

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from perilune.errors import PeriluneError
 from perilune.server.bodies import Body
 from perilune.server.edge import TRACE_ID
-from perilune.server.exchange import EventStream, no_receive, unless_gone
+from perilune.server.exchange import EventStream, unless_gone
 from perilune.server.fanout import run
 from perilune.server.limits import read_json_body
 from perilune.server.metered import MeteredEngine
@@ -87,6 +87,7 @@ class Services:
             max_choices=limits.max_choices,
             max_prompts=limits.max_prompts,
             max_sequences=limits.max_sequences,
+            max_prompt_tokens=limits.max_queue_tokens,
         )
 
 
@@ -149,7 +150,7 @@ class GenerationEndpoint(Generic[TaskT]):
             await stream.fail(error_info(error)[1])
             return
         if not order.stream:
-            await json_response(answer.whole(), 200, headers)(scope, no_receive, stream.send)
+            await stream.respond(json_response(answer.whole(), 200, headers))
             return
         for event in answer.end():
             await stream.write(event)

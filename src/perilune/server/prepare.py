@@ -158,6 +158,13 @@ def prepare_completion(body: bytes, facts: Facts, tokenizer: Tokenizer) -> TextT
         )
     check_choices(asked.wishes.n, len(asked.prompts), facts)
     prompts = tuple(_encoded(prompt, facts, tokenizer) for prompt in asked.prompts)
+    total = sum(map(len, prompts))
+    if len(prompts) > 1 and total > facts.max_prompt_tokens:
+        raise RequestError(
+            f"the prompts have {total} tokens together, at most {facts.max_prompt_tokens} are allowed in one request",
+            param="prompt",
+            hint="send them in several requests",
+        )
     return TextTask(
         order=_order(model, asked, prompts, tuple(_text_sampling(asked, len(prompt), facts) for prompt in prompts)),
         echo=asked.echo,

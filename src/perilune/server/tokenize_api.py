@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from perilune.server.exchange import EventStream, no_receive, unless_gone
+from perilune.server.exchange import EventStream, unless_gone
 from perilune.server.generation import Services
 from perilune.server.limits import read_json_body
 from perilune.server.prepare import known_ids
@@ -55,7 +55,7 @@ class JobEndpoint(Generic[T]):
                 result = await self.services.pool.encoded(self.job, body, facts, engine.tokenizer)
                 stream = EventStream(send, state.limits.send_timeout_s)
                 try:
-                    await Response(result, media_type="application/json")(scope, no_receive, stream.send)
+                    await stream.respond(Response(result, media_type="application/json"))
                 finally:
                     stream.close()
 

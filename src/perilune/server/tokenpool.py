@@ -78,13 +78,14 @@ class TokenPool:
             body.close()
 
     async def encoded(self, job: Job[T], body: Body, facts: Facts, tokenizer: Tokenizer) -> bytes:
-        """The same as JSON. Nobody here looks at it: reading a result of millions of ids would hold up every stream."""
-        try:
-            if len(body) <= self._limits.long_bytes:
-                return await _whole(asyncio.to_thread(job.encoded, body.whole(), facts, tokenizer))
-            return await self._far(job, body, facts, tokenizer)
-        finally:
-            body.close()
+        """The same as JSON, for which ``body`` counts until the caller closes it. Nobody here looks into it: to read a
+        result of millions of ids would hold up every stream."""
+        if len(body) <= self._limits.long_bytes:
+            result = await _whole(asyncio.to_thread(job.encoded, body.whole(), facts, tokenizer))
+        else:
+            result = await self._far(job, body, facts, tokenizer)
+        body.becomes(len(result))
+        return result
 
     async def close(self) -> None:
         """Ends every process."""

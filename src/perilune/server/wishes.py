@@ -30,6 +30,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What checks must know of the server: names, the model's sizes and defaults, bounds of one request.
 
     ``known_ids``: ids below it have a meaning; those between it and the model's ``vocab_size`` have none.
+    ``max_prompt_tokens``: of all prompts of a request together.
     """
 
     names: tuple[str, ...]
@@ -40,6 +41,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     max_choices: int = 16
     max_prompts: int = 1024
     max_sequences: int = 1024
+    max_prompt_tokens: int = 1 << 20
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
