@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,3 +23,14 @@ def shared() -> Path:
 def kimi_tokenizer_dir(shared: Path) -> Path:
     """Kimi's real vocabulary."""
     return shared / "data" / "kimi_tokenizer"
+
+
+@pytest.fixture
+def logging_as_it_was() -> Iterator[None]:
+    """For tests that configure the process's log: afterwards it is what it was before."""
+    root, ours = logging.getLogger(), logging.getLogger("perilune")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])

@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,14 +18,7 @@ NAMES = ("path", "status", "error", "key")
 HEAD = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ [\w.]+: ")
 
 
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, levels = root.handlers[:], (root.level, logging.getLogger(logs.OURS).level)
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    logging.getLogger(logs.OURS).setLevel(levels[1])
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
 
 
 def written(form: logs.LogFormat, message: str, **values: object) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,13 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"`{path}` holds a JSON {type(value).__name__}, an object is needed")
     return value
+
+
+def toml_fault(error: Exception) -> str:
+    """Where a TOML parser gave up, in brackets, or nothing. No more: its messages quote what stands there, and files of
+    keys are TOML too."""
+    found = re.search(r"\(at (line \d+, column \d+|end of document)\)$", str(error))
+    return "" if found is None else f" {found[0]}"
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

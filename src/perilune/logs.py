@@ -23,7 +23,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 OURS: Final = "perilune"
 _FIELDS: Final = "perilune_fields"
 _MAX_CHARS: Final = 4000
-_NOT_ASCII: Final = re.compile(r"[^ -~]")
+_NOT_PLAIN: Final = re.compile(r"[^ -~]")
 
 
 def configure(form: LogFormat, level: LogLevel, stream: IO[str] | None = None) -> None:
@@ -72,7 +72,7 @@ class _Text(logging.Formatter):
         if not record.exc_info:
             return line
         trace = self.formatException(record.exc_info).splitlines()
-        return "\n".join([line, *(f"    | {_printable(each)}" for each in trace)])
+        return "\n".join([line, *(f"    | {printable(each)}" for each in trace)])
 
 
 def _fields_of(record: logging.LogRecord) -> Mapping[str, Any]:
@@ -96,12 +96,12 @@ def _value(value: object) -> str:
 
 def _quoted(text: str) -> str:
     """As a JSON string; what is printable stays as it is."""
-    return f'"{_printable(json.dumps(text, ensure_ascii=False)[1:-1])}"'
+    return f'"{printable(json.dumps(text, ensure_ascii=False)[1:-1])}"'
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Everything that could move a cursor or end a line is shown as JSON's escape of it."""
-    return text if text.isprintable() else _NOT_ASCII.sub(_escape, text)
+    return text if text.isprintable() else _NOT_PLAIN.sub(_escape, text)
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from starlette.routing import Route, Router
 
+from perilune.cli.main import run
 from perilune.errors import UsageError
 from perilune.server.app import build_app
 from perilune.server.auth import Key, KeyLimits, KeyRing, key_of, read_keys
@@ -56,16 +57,18 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
     [
         ("", "has no keys"),
         ("alice: sk-0123456789abcdef", "is not TOML"),
-        ('alice = "short"', "'alice' is not usable: 16 to 512"),
+        ('alice = "short"', "entry 1: the key is not usable: 16 to 512"),
         ('alice = "sk with spaces 0123456789"', "is not usable"),
         (f'alice = "{ALICE}"\nbob = "{ALICE}"', "the same key under two names"),
-        ("alice = 5", "'alice'"),
+        (f'alice = "{ALICE}"\nbob = 5', "entry 2 is neither a text nor a table"),
         ("[alice]\nconcurrency = 1", "either `key` or `sha256`"),
-        (f'[alice]\nkey = "{ALICE}"\nconcurency = 1', "unknown field `concurency`"),
+        (f'[alice]\nkey = "{ALICE}"\nconcurency = 1', "entry 1 has an unknown field `concurency`"),
         (f'[alice]\nkey = "{ALICE}"\nconcurrency = 0', ">= 1"),
         (f'[alice]\nkey = "{ALICE}"\npriority = [5, 1]', "lower end comes first"),
         ('[alice]\nsha256 = "abc"', "sha256"),
-        (f'"a b" = "{ALICE}"', "is no name"),
+        (f'"a b" = "{ALICE}"', "entry 1: what stands before the = is no name"),
+        (f'"{ALICE}" = "alice-who-has-a-long-name"', "entry 1: what stands before the = is no name"),
+        (f'bob = "{BOB}"\n{ALICE} = "{ALICE}"', "entry 2: what stands before the = is no name"),
     ],
 )
 def test_files_that_are_none(tmp_path: Path, text: str, told: str) -> None:
@@ -75,12 +78,103 @@ def test_files_that_are_none(tmp_path: Path, text: str, told: str) -> None:
     assert ALICE not in caught.value.message
 
 
+SECRETS = (
+    "sk-0123456789abcdefghij",
+    "hunter2hunter2hunter2",
+    "hunter2",
+    "sk-with spaces in it 1234",
+    "ß-0123456789abcdef",
+)
+MALFORMED = (
+    "{key} = 'alice'",
+    "'{key}' = 'alice'",
+    "'{key}' = 5",
+    "'{key}' = ['alice']",
+    "'{key}' = {{ alice = 1 }}",
+    "'{key}'",
+    "'{key}",
+    "{key}",
+    "alice = {key}",
+    "alice = '{key}",
+    "alice = '{key}' # '\n{key}",
+    "alice: {key}",
+    "alice={key}\nbob={key}",
+    "alice = ['{key}']",
+    "alice = '{key} '",
+    "alice = ' {key}'",
+    "alice = '{key}\u00e9'",
+    "alice = '{key}-0123456789'\nalice = '{key}'",
+    "alice = '{key}-0123456789'\nbob = '{key}-0123456789'",
+    "'{key}' = 1\n'{key}' = 2",
+    "['{key}']\nkey = 'alice'",
+    "['{key}']\n['{key}']",
+    "[alice]\n'{key}' = 'key'",
+    "[alice]\nkey = '{key}-0123456789'\n'{key}' = 1",
+    "[alice]\nkey = ['{key}']",
+    "[alice]\nkey = {{ '{key}' = 1 }}",
+    "[alice]\nsha256 = '{key}'",
+    "[alice]\nkey = '{key}'\nsha256 = '{key}'",
+    "[alice]\nconcurrency = '{key}'",
+    "[alice]\npriority = ['{key}', 1]",
+    "[[alice]]\nkey = '{key}'",
+    "[alice.'{key}']\nkey = 'x'",
+    "[alice\nkey = '{key}'",
+    "a = '{key}-0123456789'\na.b = '{key}'",
+    "\\u{key} = 1",
+    'alice = "\\{key}"',
+)
+
+
+@pytest.mark.usefixtures("logging_as_it_was")
+@pytest.mark.parametrize("text", MALFORMED)
+def test_no_malformed_file_shows_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path = tmp_path / "keys.toml"
+    monkeypatch.setenv("PERILUNE_API_KEY_FILE", str(path))
+    for secret in SECRETS:
+        write(path, text.format(key=secret))
+        assert run(["--debug", "serve", "--port", "0"]) == 2
+        told = capsys.readouterr()
+        assert "error: " in told.err
+        assert secret not in told.err + told.out
+        with pytest.raises(UsageError) as caught:
+            read_keys(path)
+        assert secret not in repr(caught.value) + caught.value.hint
+
+
+@pytest.mark.usefixtures("logging_as_it_was")
+@pytest.mark.parametrize("secret", ["short", "sk-with spaces in it 1234", "sk-0123456789abcdef\x7f", "sk-" + "x" * 600])
+def test_the_variable_s_key_is_not_shown_either(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], secret: str
+) -> None:
+    monkeypatch.setenv("PERILUNE_API_KEY", secret)
+    assert run(["--debug", "serve", "--port", "0"]) == 2
+    err = capsys.readouterr().err
+    assert "error: PERILUNE_API_KEY: the key is not usable" in err
+    assert secret not in err
+
+
+@pytest.mark.parametrize("secret", ["sk-0123456789abcdefghij", "sk-" + "x" * 600, "sk-0123.456789abcdef"])
+def test_a_key_in_place_of_the_file_is_not_shown(secret: str) -> None:
+    with pytest.raises(UsageError, match="the key file cannot be read") as caught:
+        read_keys(Path(secret))
+    assert secret not in repr(caught.value)
+    assert "PERILUNE_API_KEY" in caught.value.hint
+
+
+def test_a_pipe_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "keys.toml", 0o600)
+    with pytest.raises(UsageError, match="no regular file"):
+        read_keys(tmp_path / "keys.toml")
+
+
 def test_a_file_that_others_read_or_that_is_no_file(tmp_path: Path) -> None:
     path = write(tmp_path / "keys.toml", f'alice = "{ALICE}"', 0o644)
     with pytest.raises(UsageError, match="mode 0644") as caught:
         read_keys(path)
     assert "chmod 600" in caught.value.hint
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match=f"`{tmp_path}/absent` cannot be read"):
         read_keys(tmp_path / "absent")
     with pytest.raises(UsageError, match="no regular file"):
         read_keys(Path("/dev/null"))

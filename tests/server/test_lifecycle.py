@@ -204,10 +204,11 @@ def test_a_port_in_use() -> None:
     assert "--port" in caught.value.hint
 
 
-@pytest.mark.parametrize("host", ["256.1.1.1", "no.such.host.invalid", "203.0.113.7"])
+@pytest.mark.parametrize("host", ["256.1.1.1", "no.such.host.invalid", "203.0.113.7", "", "a" * 100, ".", "a b"])
 def test_an_address_that_is_not_ours(host: str) -> None:
-    with pytest.raises(PortError, match=host):
+    with pytest.raises(PortError) as caught:
         bind(host, 0, public=True)
+    assert f"{host}:0" in caught.value.message
 
 
 def test_the_world_is_not_let_in_by_accident() -> None:

@@ -6,6 +6,7 @@ is a ``PeerError``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -20,6 +21,8 @@ T = TypeVar("T")
 _CONNECT_S: Final = 5.0
 _DATA: Final = "data: "
 _DONE: Final = "[DONE]"
+_USER: Final = re.compile(r"(//|^)[^/?#]*@")
+_ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
 
 
 class FunctionDelta(msgspec.Struct, frozen=True):
@@ -121,12 +124,15 @@ class ChatClient:
 
     def __init__(self, url: str, model: str | None = None, fields: Mapping[str, Any] | None = None) -> None:
         base = url.rstrip("/").removesuffix("/v1")
-        self.url = base
+        self.url = _without_password(base)
         self._fields = dict(fields or {})
         try:
             self._http = httpx.Client(base_url=base, timeout=httpx.Timeout(None, connect=_CONNECT_S))
         except (httpx.InvalidURL, ValueError) as error:
-            raise PeerError(f"{url!r} is no URL: {error}", hint="such as http://127.0.0.1:8000") from None
+            why = "" if "@" in url else f": {error}"  # which may quote a password
+            raise PeerError(
+                f"{_without_password(url)!r} is no URL{why}", hint="such as http://127.0.0.1:8000"
+            ) from None
         self.model = model or self._first_model()
 
     def close(self) -> None:
@@ -180,10 +186,16 @@ class ChatClient:
         return models[0].id
 
     def _unreachable(self, error: Exception) -> PeerError:
+        why = _ERRNO.sub("", str(error))[:200] or type(error).__name__
         return PeerError(
-            f"{self.url} can't be talked to: {str(error)[:200] or type(error).__name__}",
+            f"{self.url} can't be talked to: {why[:1].lower()}{why[1:]}",
             hint="is the server running? `perilune serve` starts one",
         )
+
+
+def _without_password(url: str) -> str:
+    """The URL without what stands before an ``@``: messages end in logs and screenshots."""
+    return _USER.sub("//", url, count=1)
 
 
 def _decode(data: bytes, kind: type[T]) -> T:

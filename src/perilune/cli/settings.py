@@ -2,7 +2,8 @@
 
 The file is flat TOML with the options' long names as keys (``max-num-seqs = 32``). Each option can also be set by the
 variable ``PERILUNE_`` and its name in capitals (``PERILUNE_MAX_NUM_SEQS``). Knows no option by name: it works on
-whatever parameters the verb has. Keys of clients are not options: they never stand on a command line.
+whatever parameters the verb has; ``values`` tells what they take. Keys of clients are not options: they never stand on
+a command line.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ import difflib
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 import typer
+from typer.core import TyperCommand
 
+from perilune.cli.values import SHOWN_CHARS, kinds
+from perilune.config import toml_fault
 from perilune.errors import UsageError
 
 ENV_PREFIX: Final = "PERILUNE"
+_MAX_FILE_BYTES: Final = 1 << 20
 NOT_SHOWN: Final = frozenset({"config", "show_config", "as_json", "help"})
 """What says where to look, rather than what holds."""
 
@@ -41,9 +46,6 @@ def use(context: typer.Context, path: Path | None) -> Path | None:
     Raises:
         UsageError: the file can't be read, or holds what is no option or no value of one.
     """
-    # Kubernetes gives every pod such a variable for a service named perilune: it is an address, not a choice.
-    if os.environ.get(f"{ENV_PREFIX}_PORT", "").startswith("tcp://"):
-        del os.environ[f"{ENV_PREFIX}_PORT"]
     if path is not None:
         context.default_map = _read(context, path)
     return path
@@ -71,38 +73,82 @@ def show(context: typer.Context, *, as_json: bool) -> None:
         print(f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}")
 
 
+class Verb(TyperCommand):
+    """A verb that checks the texts of the command line and the environment by the same rules as a file's values."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """As typer does it, after the check.
+
+        Raises:
+            UsageError: a text is no value of its option.
+        """
+        # Kubernetes gives every pod such a variable for a service named perilune: it is an address, not a choice.
+        if os.environ.get(f"{ENV_PREFIX}_PORT", "").startswith("tcp://"):
+            del os.environ[f"{ENV_PREFIX}_PORT"]
+        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        if not given.get("help"):
+            known = kinds(self.callback)
+            for parameter in self.params:
+                name = parameter.name or ""
+                place, texts = _texts(ctx, parameter.opts[0], name, given)
+                for text in texts if name in known else ():
+                    known[name].check_text(text, place)
+        return super().parse_args(ctx, args)
+
+
+def _texts(context: typer.Context, option: str, name: str, given: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
+    """Where one parameter's texts come from, and the texts; none where only a file or the default may say more."""
+    if given.get(name) is not None:
+        value = given[name]
+        texts = value if isinstance(value, (list, tuple)) else [value]
+        return f"`{option if option.startswith('-') else option.upper()}`", [
+            each for each in texts if isinstance(each, str)
+        ]
+    variable = f"{context.auto_envvar_prefix}_{name.upper()}"
+    value = os.environ.get(variable, "") if context.auto_envvar_prefix else ""
+    return f"environment variable {variable}", [value] if value else []
+
+
 def _read(context: typer.Context, path: Path) -> dict[str, Any]:
+    where = f"configuration `{path}`"
+    table = _parsed(path, where)
+    known = {name: kind for name, kind in kinds(context.command.callback).items() if name not in NOT_SHOWN}
+    found: dict[str, Any] = {}
+    for written, value in table.items():
+        name = written.replace("-", "_")
+        if name not in known:
+            raise _unknown(written, known, where)
+        if name in found:
+            raise UsageError(f"{where}: `{written}` stands twice, once with dashes and once with underscores")
+        known[name].check(value, f"{where}: `{written}`")
+        found[name] = value
+    return found
+
+
+def _parsed(path: Path, where: str) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_bytes().decode())
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{where} is no regular file")
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"configuration `{path}` cannot be read: {(error.strerror or '').lower()}") from None
-    except ValueError as error:
-        raise UsageError(f"configuration `{path}` is not TOML: {error}") from None
-    options = {name: each for each in context.command.params if (name := each.name or "") not in NOT_SHOWN}
-    return {name.replace("-", "_"): _checked(context, options, name, value, path) for name, value in table.items()}
-
-
-def _checked(context: typer.Context, options: Mapping[str, Any], name: str, value: Any, path: Path) -> Any:
-    """The value, if it is one that the option takes."""
-    option = options.get(name.replace("-", "_"))
-    if option is None:
-        close = difflib.get_close_matches(name.replace("_", "-"), [_long_name(known) for known in options], 1)
-        hint = f"did you mean `{close[0]}`?" if close else "perilune serve --help lists the options"
-        raise UsageError(f"configuration `{path}`: there is no option `{name[:80]}`", hint=hint)
-    several = option.multiple
-    right_shape = isinstance(value, list) if several else isinstance(value, (str, int, float))
-    if not right_shape:
-        raise UsageError(
-            f"configuration `{path}`: `{name}` is {value!r:.80}, {'a list' if several else 'one value'} is"
-        )
+        raise UsageError(f"{where} cannot be read: {(error.strerror or '').lower()}") from None
+    if len(data) > _MAX_FILE_BYTES:
+        raise UsageError(f"{where} has more than {_MAX_FILE_BYTES} bytes")
     try:
-        option.process_value(context, value)
-    except Exception as error:
-        told = getattr(error, "message", None)
-        if told is None:
-            raise
-        raise UsageError(f"configuration `{path}`: `{name}`: {told.removeprefix('Value error, ')}") from None
-    return value
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{where} is not TOML{toml_fault(error)}", hint="a line looks like: max-num-seqs = 32"
+        ) from None
+
+
+def _unknown(name: str, known: Iterable[str], where: str) -> UsageError:
+    """A name is shown if it is near that of an option, or too short for a key that somebody put there."""
+    close = difflib.get_close_matches(name.replace("_", "-"), [_long_name(each) for each in known], 1)
+    hint = f"did you mean `{close[0]}`?" if close else "perilune serve --help lists the options"
+    shown_name = f" `{name}`" if name.isprintable() and (close or len(name) <= SHOWN_CHARS) else " of such a name"
+    return UsageError(f"{where}: there is no option{shown_name}", hint=hint)
 
 
 def _origin(context: typer.Context, name: str) -> str:

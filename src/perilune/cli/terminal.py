@@ -1,17 +1,21 @@
 """What people see: errors, notes, progress of loading. Data goes to stdout, all of this to stderr.
 
 Everything reads well without colour and without a terminal: NO_COLOR is respected (by rich), and where stderr is no
-terminal, progress is a few plain lines.
+terminal, progress is a few plain lines. A stderr that can't be written any more (a full disk, a reader that has gone)
+stops nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import sys
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Mapping
+from typing import IO, TYPE_CHECKING, Protocol
 
-from perilune.logs import fields
+from perilune.logs import fields, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +28,18 @@ def console(*, stderr: bool = False) -> Console:
     """A console that prints text as it is: no markup, no guesses at what deserves colour."""
     from rich.console import Console
 
-    return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=True, emoji=False)
+    made = Console(stderr=stderr, markup=False, highlight=False, soft_wrap=True, emoji=False)
+    if stderr:
+        made.on_broken_pipe = lambda: _silence(made)  # type: ignore[method-assign]  # rich would end the program
+    return made
+
+
+def abandon(stream: IO[str]) -> None:
+    """What is still to be written to ``stream`` goes nowhere: Python's own attempts at its end could only fail."""
+    with contextlib.suppress(OSError, ValueError):  # it has no descriptor
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def print_error(error: PeriluneError) -> None:
@@ -33,13 +48,28 @@ def print_error(error: PeriluneError) -> None:
 
 
 def show_error(message: str, hint: str = "") -> None:
-    """The only printer of errors."""
+    """The only printer of errors. Each is a line, whatever a file, a server or a command line put into it."""
     err = console(stderr=True)
-    err.print("error:", style="bold red", end=" ")
-    err.print(message)
-    if hint:
-        err.print("hint:", style="bold cyan", end=" ")
-        err.print(hint)
+    with _unheard(err):
+        err.print("error:", style="bold red", end=" ")
+        err.print(printable(message))
+        if hint:
+            err.print("hint:", style="bold cyan", end=" ")
+            err.print(printable(hint))
+
+
+@contextlib.contextmanager
+def _unheard(err: Console) -> Iterator[None]:
+    """A failure to write is no failure of what is being told."""
+    try:
+        yield
+    except OSError:
+        _silence(err)
+
+
+def _silence(err: Console) -> None:
+    err.quiet = True
+    abandon(sys.stderr)
 
 
 class StartView(Protocol):
@@ -113,8 +143,7 @@ class LoadView:
 
     def phase(self, name: str) -> None:
         """A new phase begins."""
-        self.close()
-        self._console.print(f"{self.seconds:6.1f} s  {name}", style="dim")
+        self.note(f"{self.seconds:6.1f} s  {name}", style="dim")
 
     def progress(self, done: int, total: int) -> None:
         """``done`` of ``total`` bytes of weights are loaded."""
@@ -141,7 +170,8 @@ class LoadView:
     def note(self, text: str, style: str | None = None) -> None:
         """A line of its own."""
         self.close()
-        self._console.print(text, style=style)
+        with _unheard(self._console):
+            self._console.print(text, style=style)
 
     def _advance_bar(self, done: int, total: int) -> None:
         if self._bar is None or self._task is None:

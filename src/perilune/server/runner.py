@@ -55,8 +55,9 @@ def bind(host: str, port: int, *, public: bool = False) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, proto)
-    except OSError as error:
-        raise PortError(f"{where} is no address of this machine: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:  # a name that no DNS could hold is a UnicodeError
+        why = getattr(error, "strerror", None) or "no name of a host"
+        raise PortError(f"{where} is no address of this machine: {why.lower()}") from None
     if not public and not _is_loopback(str(address[0])):
         sock.close()
         raise UsageError(
