@@ -82,6 +82,33 @@ def test_port_in_use(run: Run, tiny_model: Path) -> None:
     assert f"error: cannot listen on 127.0.0.1:{port}: address already in use\nhint: " in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--kv-events", "tcp://*:5557"), "error: --kv-events tcp://*:5557 can be reached from other machines"),
+        (("--kv-events", "tcp://127.0.0.1:99999"), "error: --kv-events is 'tcp://127.0.0.1:99999': the port must"),
+        (("--kv-events-topic", "kv"), "error: --kv-events-topic is 'kv', but no events are published"),
+    ],
+)
+def test_addresses_for_events_that_are_refused(
+    run: Run, tiny_model: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    done = run("serve", str(tiny_model), "--port", "0", *arguments)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "\nhint: " in done.stderr
+    assert "listening" not in done.stderr
+
+
+def test_an_address_for_events_in_use(run: Run, tiny_model: Path) -> None:
+    """One that others can reach, and that is meant."""
+    with socket.create_server(("0.0.0.0", 0)) as taken:  # noqa: S104 - others have nothing to say to it
+        address = f"tcp://0.0.0.0:{taken.getsockname()[1]}"
+        done = run("serve", str(tiny_model), "--port", "0", "--insecure-no-auth", "--kv-events", address)
+    assert done.returncode == 5
+    assert f"error: cache events cannot be published on {address}: address already in use\nhint: stop " in done.stderr
+
+
 def test_a_broken_model_is_named(run: Run, tiny_model: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(tiny_model, broken)

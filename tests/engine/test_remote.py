@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -22,15 +23,17 @@ import zmq.asyncio
 
 from perilune.engine.options import EngineOptions
 from perilune.engine.remote import RemoteEngine, Supervision
-from perilune.errors import CapacityError, CheckpointError, ContextLengthError, EngineError, PortError
+from perilune.errors import CapacityError, CheckpointError, ContextLengthError, EngineError, PortError, UsageError
 from perilune.types import FinishReason, Request, SamplingParams, TokenOut
 
 OPTIONS = EngineOptions(max_model_len=4096, threads=1)
 
 
 @asynccontextmanager
-async def started(model: Path, supervision: Supervision | None = None) -> AsyncIterator[RemoteEngine]:
-    engine = await RemoteEngine.start(model, OPTIONS, supervision)
+async def started(
+    model: Path, supervision: Supervision | None = None, options: EngineOptions = OPTIONS
+) -> AsyncIterator[RemoteEngine]:
+    engine = await RemoteEngine.start(model, options, supervision)
     try:
         yield engine
     finally:
@@ -192,41 +195,137 @@ def test_the_server_side_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-async def test_cache_events_are_published_and_can_be_asked_for_again(tiny_model: Path, tmp_path: Path) -> None:
-    """What routers written for vLLM decode: three frames, maps with ``type``, a replay that ends with all ones."""
-    options = replace(
-        OPTIONS, kv_events=f"ipc://{tmp_path}/events", kv_events_replay=f"ipc://{tmp_path}/replay", kv_events_topic="kv"
+class Clients:
+    """Sockets of those who follow an engine."""
+
+    def __init__(self) -> None:
+        self._context = zmq.asyncio.Context()
+        self._sockets: list[zmq.asyncio.Socket] = []
+
+    def socket(self, kind: int, address: str, queue: int = 0) -> zmq.asyncio.Socket:
+        made = self._context.socket(kind)
+        self._sockets.append(made)
+        made.setsockopt(zmq.LINGER, 0)
+        made.set_hwm(queue)
+        if kind == zmq.SUB:
+            made.subscribe(b"kv")
+        made.connect(address)
+        return made
+
+    def close(self) -> None:
+        for each in self._sockets:
+            each.close()
+        self._context.term()
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[Clients]:
+    made = Clients()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+async def next_batch(subscriber: zmq.asyncio.Socket) -> tuple[int, list[dict[str, Any]]]:
+    async with asyncio.timeout(20):
+        topic, number, payload = await subscriber.recv_multipart()
+    _, events, rank = msgspec.msgpack.decode(payload)
+    assert (topic, rank) == (b"kv", 0)
+    return int.from_bytes(number, "big"), events
+
+
+def publishing(folder: Path) -> EngineOptions:
+    return replace(
+        OPTIONS, kv_events=f"ipc://{folder}/events", kv_events_replay=f"ipc://{folder}/replay", kv_events_topic="kv"
     )
-    with zmq.asyncio.Context() as context:
-        subscriber, replay = context.socket(zmq.SUB), context.socket(zmq.DEALER)
-        subscriber.subscribe(b"kv")
-        subscriber.connect(options.kv_events)
-        replay.connect(options.kv_events_replay)
-        engine = await RemoteEngine.start(tiny_model, options)
-        try:
-            async with asyncio.timeout(20):
-                await asyncio.sleep(0.5)  # a subscription needs a moment to arrive: what is published before is missed
-                prompt = tuple(range(70))
-                sampling = SamplingParams(max_tokens=1, ignore_eos=True)
-                await collect(engine, Request(id="a", prompt=prompt, sampling=sampling))
-                topic, number, payload = await subscriber.recv_multipart()
-                assert (topic, number) == (b"kv", bytes(8))
-                _, events, rank = msgspec.msgpack.decode(payload)
-                assert rank == 0
-                assert [event["type"] for event in events] == ["BlockStored"] * 2
-                assert events[0]["token_ids"] == list(prompt[:32])
-                assert events[1]["parent_block_hash"] == events[0]["block_hashes"][0]
-                assert events[0]["block_size"] == 32
-                await replay.send_multipart((b"", b"junk"))
-                await replay.send_multipart((b"", bytes(8)))
-                assert await replay.recv_multipart() == [b"", topic, number, payload]
-                assert await replay.recv_multipart() == [b"", b"", b"\xff" * 8, b""]
-        finally:
-            await engine.close()
-            subscriber.close(0)
-            replay.close(0)
 
 
-async def test_an_address_for_events_that_cannot_be_bound(tiny_model: Path) -> None:
-    with pytest.raises(PortError, match="cannot be published on tcp://nowhere"):
-        await RemoteEngine.start(tiny_model, replace(OPTIONS, kv_events="tcp://nowhere"))
+async def test_cache_events_are_published_and_can_be_asked_for_again(
+    tiny_model: Path, tmp_path: Path, clients: Clients
+) -> None:
+    """What routers written for vLLM decode: three frames, maps with ``type``, a replay that ends with all ones."""
+    options = publishing(tmp_path)
+    subscriber = clients.socket(zmq.SUB, options.kv_events)
+    replay = clients.socket(zmq.DEALER, options.kv_events_replay)
+    async with started(tiny_model, options=options) as engine:
+        assert await next_batch(subscriber) == (0, [{"type": "AllBlocksCleared"}])
+        prompt = tuple(range(70))
+        sampling = SamplingParams(max_tokens=1, ignore_eos=True)
+        await collect(engine, Request(id="a", prompt=prompt, sampling=sampling))
+        number, events = await next_batch(subscriber)
+        assert number == 1
+        assert [event["type"] for event in events] == ["BlockStored"] * 2
+        assert events[0]["token_ids"] == list(prompt[:32])
+        assert events[1]["parent_block_hash"] == events[0]["block_hashes"][0]
+        assert events[0]["block_size"] == 32
+        await replay.send_multipart((b"", b"junk"))
+        await replay.send_multipart((b"", bytes(7) + b"\x01"))
+        async with asyncio.timeout(20):
+            empty, topic, told, payload = await replay.recv_multipart()
+            assert (empty, topic, told) == (b"", b"kv", bytes(7) + b"\x01")
+            assert msgspec.msgpack.decode(payload)[1] == events
+            assert await replay.recv_multipart() == [b"", b"", b"\xff" * 8, b""]
+
+
+async def test_a_subscriber_follows_from_an_engine_that_died_to_the_next(
+    tiny_model: Path, tmp_path: Path, clients: Clients
+) -> None:
+    """The next engine counts from 0, and says first that what the one before it held is gone."""
+    options = publishing(tmp_path)
+    subscriber = clients.socket(zmq.SUB, options.kv_events)
+    async with started(tiny_model, Supervision(restart=True), options) as engine:
+        for life in range(2):
+            assert await next_batch(subscriber) == (0, [{"type": "AllBlocksCleared"}])
+            await until(lambda: engine.status().phase == "ready")
+            await collect(engine, request(f"r{life}", 40))
+            number, events = await next_batch(subscriber)
+            assert (number, [event["type"] for event in events]) == (1, ["BlockStored"])
+            if life == 0:
+                child().kill()
+
+
+async def test_replays_do_not_hold_answers_up(tiny_model: Path, tmp_path: Path, clients: Clients) -> None:
+    options = replace(publishing(tmp_path), block_size=1)
+    async with started(tiny_model, options=options) as engine:
+        await collect(engine, request("long", 500))
+        for _ in range(50):
+            asker = clients.socket(zmq.DEALER, options.kv_events_replay)
+            for _ in range(40):
+                await asker.send_multipart((b"", bytes(8)))
+        slowest = 0.0
+        for each in range(20):
+            began = time.monotonic()
+            await collect(engine, request(f"short{each}", 1))
+            slowest = max(slowest, time.monotonic() - began)
+        assert slowest < 0.7
+
+
+async def test_an_engine_ends_though_nobody_reads_its_events(
+    tiny_model: Path, tmp_path: Path, clients: Clients
+) -> None:
+    options = replace(publishing(tmp_path), block_size=1)
+    subscriber = clients.socket(zmq.SUB, options.kv_events, queue=1)
+    replay = clients.socket(zmq.DEALER, options.kv_events_replay, queue=1)
+    async with started(tiny_model, options=options) as engine:
+        assert await next_batch(subscriber) == (0, [{"type": "AllBlocksCleared"}])
+        for each in range(4):
+            sampling = SamplingParams(max_tokens=1)
+            await collect(engine, Request(id=f"{each}", prompt=(each,) * 1000, sampling=sampling))
+        await replay.send_multipart((b"", bytes(8)))
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+    assert time.monotonic() - began < 2
+    assert not os.listdir(tmp_path)
+
+
+async def test_an_address_for_events_that_cannot_be_bound(tiny_model: Path, tmp_path: Path) -> None:
+    """Told before any weight is read, and before torch is."""
+    ignore = shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(tiny_model, tmp_path / "model", ignore=ignore)
+    with pytest.raises(PortError, match=r"cannot be published on ipc:///absent/events: no such file or directory"):
+        await RemoteEngine.start(tmp_path / "model", replace(OPTIONS, kv_events="ipc:///absent/events"))
+    with pytest.raises(UsageError, match="no known host"):
+        await RemoteEngine.start(tmp_path / "model", replace(OPTIONS, kv_events="tcp://no.such.host.invalid:5557"))
+    with pytest.raises(UsageError, match="--kv-events-replay is"):
+        await RemoteEngine.start(tmp_path / "model", replace(OPTIONS, kv_events_replay="ipc:///tmp/replay"))

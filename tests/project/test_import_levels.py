@@ -46,11 +46,14 @@ SAME_LEVEL = {("types", "errors"), ("config", "errors"), ("quant", "native"), ("
 TORCH_FREE = ("errors", "types", "config", "logs", "layout", "kv", "text", "native", "sched", "chat", "server", "cli")
 TORCH_FREE_FILES = (
     "checkpoint/index.py",
+    "engine/addresses.py",
     "engine/admission.py",
+    "engine/child.py",
     "engine/messages.py",
     "engine/options.py",
     "engine/publish.py",
     "engine/remote.py",
+    "engine/replay.py",
     "engine/streams.py",
 )
 

@@ -69,6 +69,7 @@ def _serve(options: ServeOptions) -> None:
 
     from perilune import logs
     from perilune.cli.terminal import LoadView, LogView
+    from perilune.engine.addresses import check_event_addresses
     from perilune.engine.remote import Supervision
     from perilune.server.runner import Running, base_url, bind, run_blocking
     from perilune.server.state import ServerState
@@ -79,13 +80,16 @@ def _serve(options: ServeOptions) -> None:
     view = LogView() if as_json else LoadView()
     try:
         read_keys = _key_source(options)
-        launch = Launch(_choice(options).path, _engine(options), Supervision(options.restart, options.step_deadline))
+        keys = read_keys()
+        public = options.insecure_no_auth or keys is not None
+        engine = check_event_addresses(_engine(options), public=public)
+        launch = Launch(_choice(options).path, engine, Supervision(options.restart, options.step_deadline))
         names = tuple(options.served_model_name or (_choice(options).name,))
         usage_log = None if options.usage_log is None else UsageLog(options.usage_log)
-        state = ServerState(names, _limits(options), read_keys(), usage_log)
+        state = ServerState(names, _limits(options), keys, usage_log)
         state.metrics_compat = options.metrics_compat.value
         load = loader(launch, state, view)
-        sock = bind(options.host, options.port, public=options.insecure_no_auth or state.keys is not None)
+        sock = bind(options.host, options.port, public=public)
         url = base_url(sock)
         view.phase(f"listening on {url}, not ready yet")
         run_blocking(

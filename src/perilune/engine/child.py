@@ -2,7 +2,11 @@
 
 Two threads. The main one receives, steps and tells. The other sends heartbeats on a socket of its own, so that they
 come during a long step and stop when the process is stopped. It also watches the parent: an engine whose server is
-gone has no purpose and ends. Exit codes are those of ``perilune.errors``.
+gone has no purpose and ends. Where cache events are published, a third one does that (``perilune.engine.publish``).
+Exit codes are those of ``perilune.errors``.
+
+torch is read only once the addresses for cache events are bound: what is wrong with them is told at once, and
+subscribers of an engine that died have seconds to come back before the next one has anything to tell.
 """
 
 from __future__ import annotations
@@ -16,14 +20,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import zmq
 
 from perilune import logs
-from perilune.engine.build import build_engine
-from perilune.engine.engine import Engine
+from perilune.engine.addresses import check_event_addresses
 from perilune.engine.messages import (
     SOCKETS,
     Abort,
@@ -41,10 +44,15 @@ from perilune.engine.messages import (
 )
 from perilune.engine.publish import EventPublisher
 from perilune.errors import EngineError, PeriluneError
+from perilune.kv.events import AllBlocksCleared
+
+if TYPE_CHECKING:
+    from perilune.engine.engine import Engine
 
 HEARTBEAT_S: Final = 1.0
 _LOADING_EVERY_S: Final = 0.1
 _LAST_WORDS_MS: Final = 2000
+_HEARD_PER_STEP: Final = 1024
 
 
 class _Pulse(threading.Thread):
@@ -79,6 +87,7 @@ class _Child:
 
     def __init__(self, boot: Boot) -> None:
         self._boot = boot
+        self._publisher: EventPublisher | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
@@ -89,18 +98,17 @@ class _Child:
         pulse = _Pulse(self._boot)
         pulse.start()
         try:
-            publisher = self._publisher()
-            engine = build_engine(Path(self._boot.model), self._boot.options, self._progress())
+            engine = self._load()
             pulse.engine = engine
             self._tell(Ready(engine.config, engine.scheduler.pool.num_blocks))
-            while self._receive(engine, publisher):
+            while self._receive(engine):
                 pulse.step_started = time.monotonic()
                 outs = engine.step()
                 pulse.step_started = 0.0
                 if outs:
                     self._tell(News(outs, engine.stats()))
-                if (events := engine.take_events()) and publisher is not None:
-                    publisher.publish(events)
+                if (events := engine.take_events()) and self._publisher is not None:
+                    self._publisher.publish(events)
         except PeriluneError as error:
             self._tell(Failed(type(error).__name__, error.message, error.hint))
             return self._leave(error.exit_code)
@@ -110,30 +118,34 @@ class _Child:
             return self._leave(EngineError.exit_code)
         return self._leave(0)
 
-    def _publisher(self) -> EventPublisher | None:
-        options = self._boot.options
-        if not options.kv_events:
-            return None
-        return EventPublisher(self._context, options.kv_events, options.kv_events_replay, options.kv_events_topic)
+    def _load(self) -> Engine:
+        # Whether others may reach the addresses was the server's to decide.
+        options = check_event_addresses(self._boot.options, public=True)
+        if options.kv_events:
+            self._publisher = EventPublisher(options.kv_events, options.kv_events_replay, options.kv_events_topic)
 
-    def _receive(self, engine: Engine, publisher: EventPublisher | None) -> bool:
-        """Takes in what has arrived; sleeps while there is nothing to do. False: stop."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        if publisher is not None and publisher.replays is not None:
-            poller.register(publisher.replays, zmq.POLLIN)
-        while ready := dict(poller.poll(0 if engine.has_work else None)):
-            if publisher is not None and publisher.replays in ready:
-                publisher.answer_replays()
-            if self._socket not in ready:
-                continue
-            match decode_to_engine(self._socket.recv()):
-                case Submit(request):
-                    engine.add(request)
-                case Abort(request_id):
-                    engine.abort(request_id)
-                case Shutdown():
-                    return False
+        from perilune.engine.build import build_engine
+
+        engine = build_engine(Path(self._boot.model), options, self._progress())
+        if self._publisher is not None:
+            # Number 0 of this life: whoever remembers what an engine before it held, forgets that.
+            self._publisher.publish([AllBlocksCleared()])
+        return engine
+
+    def _receive(self, engine: Engine) -> bool:
+        """Takes in what has arrived, a bounded number between two steps; sleeps while there is nothing to do. False:
+        stop."""
+        if not engine.has_work:
+            self._socket.poll()
+        with contextlib.suppress(zmq.Again):
+            for _ in range(_HEARD_PER_STEP):
+                match decode_to_engine(self._socket.recv(zmq.DONTWAIT)):
+                    case Submit(request):
+                        engine.add(request)
+                    case Abort(request_id):
+                        engine.abort(request_id)
+                    case Shutdown():
+                        return False
         return True
 
     def _progress(self) -> Callable[[int, int], None]:
@@ -153,6 +165,8 @@ class _Child:
 
     def _leave(self, code: int) -> int:
         """Waits until the last words are on their way: the process ends without tidying up."""
+        if self._publisher is not None:
+            self._publisher.close()
         self._context.destroy(linger=_LAST_WORDS_MS)
         return code
 

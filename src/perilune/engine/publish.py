@@ -2,87 +2,220 @@
 
     PUB frames      topic ‖ sequence number (8 bytes, big-endian, from 0) ‖ msgpack [time, [event, …], rank]
     event           map with ``type``: BlockStored, BlockRemoved, AllBlocksCleared (``perilune.kv.events``)
-    replay          a client sends [b"", first number]; it gets [b"", topic, number, payload] … and
-                    [b"", b"", number of all ones, b""] at the end
+    replay          ``perilune.engine.replay``
 
-A subscriber that does not read loses messages (they are dropped past the high-water mark, the engine never waits) and
-sees a gap in the numbers; the last ``BUFFERED`` batches can be asked for again.
+Numbers count the batches of one engine's life. Events are an aid, and nothing here may hold an engine up: a thread of
+its own has the sockets, the engine's thread only hands batches over. A subscriber that does not read misses what is
+past ``_SUBSCRIBER_QUEUE``, sees a gap in the numbers and can ask again. Where the thread itself is behind by
+``_HANDED_OVER`` batches, which takes a machine that stands still, what comes is dropped, and its numbers with it. If it
+dies, that is logged, its addresses are closed, and the engine goes on without.
 """
 
 from __future__ import annotations
 
-import struct
+import contextlib
+import errno
+import logging
+import math
+import os
+import socket
+import stat
+import threading
 import time
-from collections import deque
+from pathlib import Path
 from typing import Final
 
 import msgspec
 import zmq
 
+from perilune.engine.replay import LONGEST_FRAME, QUEUE, Backlog, Replays, packed
 from perilune.errors import PortError
 from perilune.kv.events import CacheEvent
 
-BUFFERED: Final = 10_000
-END_OF_REPLAY: Final = b"\xff" * 8
-_HIGH_WATER: Final = 100_000
+logger = logging.getLogger(__name__)
+
+_SUBSCRIBER_QUEUE: Final = 4096
+_HANDED_OVER: Final = 2048
+_FEED: Final = "inproc://batches"
+_TURN_S: Final = 0.01
+_CLOSE_S: Final = 1.0
+
+Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class EventPublisher:
-    """One publisher of one engine. Not thread-safe.
+    """The engine's end. For one thread, which it never blocks.
 
     Args:
-        endpoint, replay_endpoint: ZMQ addresses to bind; an empty ``replay_endpoint`` offers no replay.
+        endpoint, replay_endpoint: addresses that ``check_event_addresses`` has passed; an empty ``replay_endpoint``
+            offers no replay.
         topic: first frame, for subscribers that filter.
 
     Raises:
         PortError: an address cannot be bound.
     """
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, replay_endpoint: str = "", topic: str = ""
-    ) -> None:
-        self._topic = topic.encode()
+    def __init__(self, endpoint: str, replay_endpoint: str = "", topic: str = "") -> None:
         self._number = 0
-        self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=BUFFERED)
+        self._dropped = False
         self._encode = msgspec.msgpack.Encoder().encode
-        self._publish = context.socket(zmq.PUB)
-        self._publish.set_hwm(_HIGH_WATER)
-        _bind(self._publish, endpoint)
-        self.replays: zmq.Socket[bytes] | None = None
-        if replay_endpoint:
-            self.replays = context.socket(zmq.ROUTER)
-            _bind(self.replays, replay_endpoint)
+        self._paths = [path for each in (endpoint, replay_endpoint) if (path := _path(each)) is not None]
+        self._context: Context = zmq.Context()
+        try:
+            self._thread = _Publishing(self._context, (endpoint, replay_endpoint), topic.encode())
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._feed = self._context.socket(zmq.PUSH)
+        self._feed.set_hwm(_HANDED_OVER // 2)
+        self._feed.connect(_FEED)
+        self._thread.start()
 
     def publish(self, events: list[CacheEvent]) -> None:
-        """Sends one batch."""
-        number, payload = struct.pack(">Q", self._number), self._encode([time.time(), events, 0])
-        self._number += 1
-        self._buffer.append((number, payload))
-        self._publish.send_multipart((self._topic, number, payload))
-
-    def answer_replays(self) -> None:
-        """Answers what has arrived on ``replays``. A request that is none is dropped."""
-        if self.replays is None:
+        """Hands over one batch."""
+        number, self._number = self._number, self._number + 1
+        if not self._thread.is_alive():
             return
-        while self.replays.poll(0):
-            client, *rest = self.replays.recv_multipart()
-            if len(rest) != 2 or len(rest[1]) != 8:
-                continue
-            for number, payload in self._buffer:
-                if number >= rest[1]:
-                    self._reply(client, self._topic, number, payload)
-            self._reply(client, b"", END_OF_REPLAY, b"")
+        try:
+            self._feed.send_multipart((packed(number), self._encode([time.time(), events, 0])), zmq.DONTWAIT)
+        except zmq.Again:
+            if not self._dropped:
+                self._dropped = True
+                logger.warning("cache events are dropped: publishing does not keep up")
 
-    def _reply(self, client: bytes, topic: bytes, number: bytes, payload: bytes) -> None:
-        if self.replays is not None:
-            self.replays.send_multipart((client, b"", topic, number, payload), zmq.DONTWAIT)
+    def close(self) -> None:
+        """Ends the thread and frees the addresses. What subscribers have not read by then is lost: the cache that it
+        tells of is gone too. A second call does nothing."""
+        if self._context.closed:
+            return
+        self._thread.ending.set()
+        with contextlib.suppress(zmq.Again):  # then there is enough to wake the thread
+            self._feed.send(b"", zmq.DONTWAIT)
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            self._context.destroy(linger=0)
+            for path in self._paths:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
-def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
+class _Publishing(threading.Thread):
+    """Has the sockets; binds them when it is made, in the engine's thread, which can still tell what is wrong."""
+
+    def __init__(self, context: Context, endpoints: tuple[str, str], topic: bytes) -> None:
+        super().__init__(name="perilune-events", daemon=True)
+        self.ending = threading.Event()
+        self._topic = topic
+        self._backlog = Backlog()
+        self._feed = context.socket(zmq.PULL)
+        self._feed.set_hwm(_HANDED_OVER // 2)
+        self._feed.bind(_FEED)
+        self._events = _bound(context, zmq.PUB, endpoints[0], _SUBSCRIBER_QUEUE)
+        # PUB is never readable: in a poll, ZMQ takes note of subscribers that come and go while nothing is published.
+        self._sockets = [self._feed, self._events]
+        self._hurried = _poller(self._sockets)
+        self._replays: Replays | None = None
+        if endpoints[1]:
+            requests = _bound(context, zmq.ROUTER, endpoints[1], QUEUE)
+            self._replays = Replays(requests, topic, self._backlog)
+            self._sockets.append(requests)
+        self._patient = _poller(self._sockets)
+
+    def run(self) -> None:
+        try:
+            self._serve()
+        except Exception:  # whatever it is, the engine needs none of this
+            logger.exception("cache events are no longer published; serving goes on")
+        finally:
+            for each in self._sockets:
+                each.close(linger=0)
+
+    def _serve(self) -> None:
+        """Publishes at once; answers replays in turns, so that they take a small share of the interpreter's time."""
+        due: float | None = None
+        while True:
+            if due is None:
+                self._patient.poll()
+            else:
+                self._hurried.poll(max(0, math.ceil((due - time.monotonic()) * 1000)))
+            self._publish()
+            if self.ending.is_set():
+                return
+            now = time.monotonic()
+            if self._replays is not None and (due is None or now >= due):
+                due = now + _TURN_S if self._replays.turn(now) else None
+
+    def _publish(self) -> None:
+        """What has been handed over."""
+        with contextlib.suppress(zmq.Again):
+            for _ in range(_HANDED_OVER):
+                frames = self._feed.recv_multipart(zmq.DONTWAIT)
+                if len(frames) == 2:
+                    self._backlog.add(int.from_bytes(frames[0], "big"), frames[1])
+                    self._events.send_multipart((self._topic, *frames), zmq.DONTWAIT)
+
+
+def _poller(sockets: list[zmq.Socket[bytes]]) -> zmq.Poller:
+    poller = zmq.Poller()
+    for each in sockets:
+        poller.register(each, zmq.POLLIN)
+    return poller
+
+
+def _bound(context: Context, kind: int, endpoint: str, queue: int) -> zmq.Socket[bytes]:
+    """A socket for clients nobody knows.
+
+    Raises:
+        PortError: the address cannot be bound.
+    """
+    bound = context.socket(kind)
+    bound.setsockopt(zmq.SNDHWM, queue)
+    bound.setsockopt(zmq.RCVHWM, queue)
+    bound.setsockopt(zmq.MAXMSGSIZE, LONGEST_FRAME)
+    bound.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    bound.setsockopt(zmq.IPV6, "[" in endpoint)
     try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        raise PortError(
-            f"cache events cannot be published on {endpoint}: {error.strerror.lower()}",
-            hint="an address looks like tcp://127.0.0.1:5557 or ipc:///run/perilune/events",
-        ) from None
+        if (path := _path(endpoint)) is not None:
+            _check_path(path)
+        bound.bind(endpoint)
+    except (OSError, zmq.ZMQError) as error:
+        raise _port_error(endpoint, error.errno or 0) from None
+    return bound
+
+
+def _path(endpoint: str) -> Path | None:
+    """Where there is a file."""
+    name = endpoint.removeprefix("ipc://")
+    return None if name == endpoint or name.startswith("@") else Path(name)
+
+
+def _check_path(path: Path) -> None:
+    """ZMQ deletes what is at a path before it binds it: a file, or the socket of a server that runs."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(errno.EEXIST, "")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return  # left behind by a process that was killed
+    raise OSError(errno.EADDRINUSE, "")
+
+
+def _port_error(endpoint: str, code: int) -> PortError:
+    hints = {
+        errno.EADDRINUSE: "stop the program that has it, or choose another address",
+        errno.EEXIST: "something else is at that path; choose another",
+        errno.ENOENT: "the folder must exist",
+        errno.EACCES: "it takes a folder that this user may write, or a port above 1023",
+        errno.EADDRNOTAVAIL: "it must be an address of this machine",
+        errno.ENODEV: "it must be an address of this machine",
+    }
+    return PortError(
+        f"cache events cannot be published on {endpoint}: {os.strerror(code).lower()}",
+        hint=hints.get(code, "choose another address"),
+    )
