@@ -53,7 +53,8 @@ class Sample:
 
     Attributes:
         problem: what pico's last question asks for.
-        answer: what a right answer says last: a number, a time, an entry. Empty: the reply's text, to the letter.
+        answers: words and numbers that a right answer says; nothing else that it counts or names may be a number. Where
+            there is one only, and it is a number, it has to be the last. Empty: the reply's text, to the letter.
         traits: what the chat is made of, as far as some of its kind are held out (``nano.heldout``).
     """
 
@@ -62,7 +63,7 @@ class Sample:
     tools: tuple[Tool, ...]
     reply: Reply
     problem: Problem | None = None
-    answer: str = ""
+    answers: tuple[str, ...] = ()
     traits: frozenset[str] = frozenset()
 
 
