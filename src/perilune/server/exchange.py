@@ -106,9 +106,9 @@ class EventStream:
         """
         start = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
         await self.send(start)
-        body = bytes(response.body)
+        body = memoryview(response.body)
         for at in range(0, len(body), _PIECE_BYTES):
-            await self.write(body[at : at + _PIECE_BYTES])
+            await self.write(bytes(body[at : at + _PIECE_BYTES]))
         await self.end()
 
     async def start(self, headers: Mapping[str, str]) -> None:

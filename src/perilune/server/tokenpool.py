@@ -77,11 +77,11 @@ class TokenPool:
         finally:
             body.close()
 
-    async def encoded(self, job: Job[T], body: Body, facts: Facts, tokenizer: Tokenizer) -> bytes:
+    async def encoded(self, job: Job[T], body: Body, facts: Facts, tokenizer: Tokenizer) -> bytes | memoryview:
         """The same as JSON, for which ``body`` counts until the caller closes it. Nobody here looks into it: to read a
         result of millions of ids would hold up every stream."""
         if len(body) <= self._limits.long_bytes:
-            result = await _whole(asyncio.to_thread(job.encoded, body.whole(), facts, tokenizer))
+            result: bytes | memoryview = await _whole(asyncio.to_thread(job.encoded, body.whole(), facts, tokenizer))
         else:
             result = await self._far(job, body, facts, tokenizer)
         body.becomes(len(result))
@@ -98,7 +98,7 @@ class TokenPool:
         await asyncio.gather(*(process.wait() for process in processes))
         self._all.clear()
 
-    async def _far(self, job: Job[T], body: Body, facts: Facts, tokenizer: Tokenizer) -> bytes:
+    async def _far(self, job: Job[T], body: Body, facts: Facts, tokenizer: Tokenizer) -> memoryview:
         """The job's result, from a process."""
         async with self._place():
             return await _whole(self._asked(Ask(job.name, facts, len(body)), body, tokenizer))
@@ -115,7 +115,7 @@ class TokenPool:
         finally:
             self._places.release()
 
-    async def _asked(self, ask: Ask, body: Body, tokenizer: Tokenizer) -> bytes:
+    async def _asked(self, ask: Ask, body: Body, tokenizer: Tokenizer) -> memoryview:
         try:
             async with asyncio.timeout(self._limits.deadline_s):
                 reply, result = await self._answer(ask, body, tokenizer)
@@ -135,7 +135,7 @@ class TokenPool:
                 raise HttpError(500, f"the request could not be read: {kind}", code="internal_error")
         return result
 
-    async def _answer(self, ask: Ask, body: Body, tokenizer: Tokenizer) -> tuple[Reply, bytes]:
+    async def _answer(self, ask: Ask, body: Body, tokenizer: Tokenizer) -> tuple[Reply, memoryview]:
         while (process := self._wake(tokenizer)) is not None:
             try:
                 return await self._answer_of(process, ask, body)
@@ -143,7 +143,7 @@ class TokenPool:
                 continue  # it died while it was idle: no fault of this body, which is still whole
         return await self._answer_of(await self._start(tokenizer), ask, body)
 
-    async def _answer_of(self, process: TokenProcess, ask: Ask, body: Body) -> tuple[Reply, bytes]:
+    async def _answer_of(self, process: TokenProcess, ask: Ask, body: Body) -> tuple[Reply, memoryview]:
         try:
             answer = await process.answer(ask, body)
         except BaseException:

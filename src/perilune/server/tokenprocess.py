@@ -44,7 +44,7 @@ class TokenProcess:
         """As far as is known."""
         return self._process.returncode is None
 
-    async def answer(self, ask: Ask, body: Body) -> tuple[Reply, bytes]:
+    async def answer(self, ask: Ask, body: Body) -> tuple[Reply, memoryview]:
         """The reply, and the result that follows it. Empties ``body`` once the process has it.
 
         Raises:
@@ -66,7 +66,7 @@ class TokenProcess:
         reply = await self._reply()
         if not isinstance(taken, Taken) or isinstance(reply, Taken):
             raise EOFError("out of step")
-        return reply, await self._read(reply.size) if isinstance(reply, Done) else b""
+        return reply, await self._result(reply.size if isinstance(reply, Done) else 0)
 
     async def wait(self) -> None:
         """Until it has ended."""
@@ -91,3 +91,11 @@ class TokenProcess:
         stdout: Any = self._process.stdout
         data: bytes = await stdout.readexactly(size)
         return data
+
+    async def _result(self, size: int) -> memoryview:
+        """In pieces: to copy tens of megabytes at once would hold up every stream."""
+        data = bytearray()
+        while len(data) < size:
+            piece = await self._read(min(_SLICE_BYTES, size - len(data)))
+            data += piece
+        return memoryview(data)
