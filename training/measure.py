@@ -1,18 +1,15 @@
 """A model folder measured through the engine that serves it: real generation, parsed as the server parses it.
 
-Unlike ``evaluate`` this judges what an answer says, not whether it is the taught one to the letter: the number that an
-answer ends with, the call's name and arguments. Held-out operands only, all phrasings, with and without other turns.
+Unlike ``evaluate`` this judges what an answer says, not whether it is the taught one to the letter (``judge``).
+Held-out operands only, all phrasings, with and without other turns.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from perilune.chat.messages import read_messages, read_tools
 from perilune.chat.parse import CallDelta, CallStart, ContentDelta, OutputParser
@@ -22,6 +19,7 @@ from perilune.engine.engine import Engine
 from perilune.engine.options import EngineOptions
 from perilune.types import FinishReason, Request, SamplingParams, TokenOut
 from training.chats import sample
+from training.judge import Spoken, Verdict, judge
 from training.samples import Sample, Wish
 
 MAX_TOKENS: Final = 192
@@ -37,23 +35,6 @@ WISHES: Final = {
     "talk": Wish(kind="talk"),
     "other": Wish(kind="other"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Spoken:
-    """An answer as a client sees it. ``calls``: name and raw arguments."""
-
-    content: str
-    calls: tuple[tuple[str, str], ...]
-    finish: FinishReason | None
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """``valid``: ended by itself and, for a call, names a declared tool with JSON that has its parameter."""
-
-    valid: bool
-    right: bool
 
 
 def open_engine(folder: Path) -> Engine:
@@ -107,35 +88,6 @@ class _Listener:
     def spoken(self) -> Spoken:
         calls = tuple((name, self._arguments.get(index, "")) for index, name in enumerate(self._names))
         return Spoken(self._content, calls, self._finish)
-
-
-def judge(chat: Sample, spoken: Spoken) -> Verdict:
-    """Compares an answer with the taught reply."""
-    ended = spoken.finish == FinishReason.STOP
-    reply = chat.reply
-    if reply.calls:
-        (call,) = reply.calls
-        wanted = json.loads(call.arguments)
-        (parameter,) = wanted
-        given = _arguments(spoken)
-        valid = ended and isinstance(given.get(parameter), str) and spoken.calls[0][0] == call.name
-        return Verdict(valid, valid and given == wanted)
-    said = ended and not spoken.calls
-    if chat.problem is not None and reply.text.endswith(f"= {chat.problem.value}."):
-        numbers = re.findall(r"-?\d+(?:\.\d+)?", spoken.content)
-        return Verdict(said, said and numbers[-1:] == [chat.problem.value])
-    return Verdict(said, said and spoken.content == reply.text)
-
-
-def _arguments(spoken: Spoken) -> dict[str, Any]:
-    """The arguments of the only call; empty if there is not exactly one, or it has no JSON object."""
-    if len(spoken.calls) != 1:
-        return {}
-    try:
-        value = json.loads(spoken.calls[0][1])
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def group(name: str, chat: Sample) -> str:

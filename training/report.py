@@ -17,7 +17,8 @@ import torch
 
 from training.configs import RECIPES, Recipe
 from training.evaluate import wilson
-from training.measure import Verdict, measure, open_engine
+from training.judge import Verdict
+from training.measure import measure, open_engine
 from training.model import parameter_shapes
 from training.plot import write_curve
 from training.train import ASSETS, ROOT

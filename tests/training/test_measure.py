@@ -10,7 +10,8 @@ import pytest
 from training.arithmetic import Problem
 from training.chats import PLAIN_CALCULATOR, sample
 from training.configs import PICO
-from training.measure import Spoken, Verdict, group, judge
+from training.judge import Spoken, Verdict, judge
+from training.measure import group
 from training.plot import curve
 from training.report import card, table
 from training.samples import Call, Reply, Sample, Wish

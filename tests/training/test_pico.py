@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from training.chats import PLAIN_CALCULATOR, sample
 from training.configs import PICO
-from training.measure import judge, open_engine, speak
+from training.judge import judge
+from training.measure import open_engine, speak
 from training.samples import Sample, Wish
 
 import perilune
