@@ -83,13 +83,25 @@ def _turn(rng: random.Random, kind: str, box: Sequence[Gadget], calls: int, wish
     """The last turn, held out or not."""
     out = wish.held_out
     if kind in STORIES:
-        share = notes.length(rng, long=True) / 4
-        filler = (lambda: (notes.prose(rng, share * rng.random() * 2),)) if wish.long else tuple
+        filler = _between(rng) if wish.long else tuple
         return stories.turn(rng, STORIES[kind], out, wish.unseen, filler)
     if kind == "recall":
         return notes.recall(rng, out, wish.long)
     turn = _short(rng, kind, box, calls, out)
     return replace(turn, earlier=notes.before(rng)) if wish.long else turn
+
+
+def _between(rng: random.Random) -> stories.Filler:
+    """Gives a passage of any length at a time, until there have been enough."""
+    left = notes.length(rng, long=True)
+
+    def passage() -> tuple[str, ...]:
+        nonlocal left
+        tokens = left * rng.random()
+        left -= tokens
+        return (notes.prose(rng, tokens),) if tokens > 5 else ()
+
+    return passage
 
 
 def _short(rng: random.Random, kind: str, box: Sequence[Gadget], calls: int, out: bool) -> Turn:

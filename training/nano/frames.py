@@ -221,7 +221,7 @@ CROWD: Final[dict[str, tuple[str, ...]]] = {
         "[{n} leave/left] because of the rain.",
         "their number [falls/fell by {n}].",
         "[{n} of them move/moved] away.",
-        "[{n} {t} leave/left] soon.",
+        "[{n} {t} leave/left] together.",
     ),
     "loss_groups": ("every hour [{m} of them] [leave/left]. That goes/went on [for {n} hours].",),
     "share": (

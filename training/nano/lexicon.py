@@ -28,7 +28,7 @@ THINGS: Final = words(
     "tickets tokens magnets puzzles games records lamps batteries bulbs towels baskets ropes bells flags"
 )
 COLOURS: Final = words("red blue green yellow white black brown grey pink orange purple golden silver")
-QUALITIES: Final = (("big", "small"), ("old", "new"), ("large", "little"), ("long", "short"), ("round", "flat"))
+QUALITIES: Final = (("big", "small"), ("old", "new"), ("plain", "painted"), ("light", "dark"), ("clean", "dirty"))
 BOXES: Final = (
     ("boxes", "box"), ("bags", "bag"), ("packs", "pack"), ("trays", "tray"), ("drawers", "drawer"), ("crates", "crate"),
     ("cartons", "carton"), ("tins", "tin"), ("rows", "row"), ("sacks", "sack"), ("cases", "case"), ("chests", "chest"),

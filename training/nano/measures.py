@@ -123,7 +123,7 @@ LENGTH: Final[dict[str, tuple[str, ...]]] = {
     "now": (
         "how long is/was it now/then?",
         "how many {u} long is/was it in the end?",
-        "how many {u} are/were left then?",
+        "how many {u} does/did it measure then?",
     ),
     "plain": ("how long is/was it in all?", "how many {u} is/was that?"),
     "noise": ("it is/was {n} years old.", "the work takes/took {n} minutes.", "it cost {n} dollars."),
@@ -159,7 +159,7 @@ STOCK: Final[dict[str, tuple[str, ...]]] = {
         "{S} [fills/filled] [{n} bottles] with [{m} {u} each].",
     ),
     "share": (
-        "it is/was put into [{n} equal parts]. How many {u} are/were in each part?",
+        "all of it is/was put into [{n} equal parts]. How many {u} are/were in each part?",
         "[{n} {kids} share/shared] it equally. How many {u} does/did each of them get?",
     ),
     "need": (
@@ -192,13 +192,15 @@ WORK: Final[dict[str, tuple[str, ...]]] = {
         "for [{n} {ws}] {H} [{does} {m} {t}] each {w}.",
         "{H} [{does} {m}] {t} per {w} and keeps/kept on [for {n} {ws}].",
     ),
-    "more": (
-        "{G} [{does} {n}] {t}. {H} {does} [{m} more than {G}].",
+    "more": ("{G} [{does} {n}] {t}. {H} {does} [{m} more than {G}].",),
+    "fewer": ("{G} [{does} {n}] {t}. {H} {does} [{m} fewer than {G}].",),
+    "rise": (
         "on Monday {H} [{does} {n}] {t} and on Tuesday [{m} more].",
+        "{H} [{does} {n}] {t} in the morning and [{m} more than that] in the evening.",
     ),
-    "fewer": (
-        "{G} [{does} {n}] {t}. {H} {does} [{m} fewer than {G}].",
+    "fall": (
         "on Monday {H} [{does} {n}] {t} and on Tuesday [{m} fewer].",
+        "{H} [{does} {n}] {t} in the morning and [{m} fewer than that] in the evening.",
     ),
     "times": ("{G} [{does} {n}] {t}. {H} {does} [{m} times as many].",),
     "gain": (

@@ -83,6 +83,9 @@ SOURCES: Final = {
     "fewer": Role(1, _two, _joined("-")),
     "times": Role(1, _times, _joined("*")),
 }
+DAYS: Final = {"rise": SOURCES["more"], "fall": SOURCES["fewer"]}
+"""One person on two days: only both days together can be asked for."""
+
 EVENTS: Final = {
     "gain": Role(1, _one, _after("+")),
     "loss": Role(1, _one, _after("-")),
@@ -97,7 +100,7 @@ ENDINGS: Final = {
     "together": Role(1, _one, _read_then("+")),
     "need": Role(1, _target, lambda x, v: ((0, x[0]), (1, Step("-", x[0], v)))),
 }
-ROLES: Final = SOURCES | EVENTS | ENDINGS
+ROLES: Final = SOURCES | DAYS | EVENTS | ENDINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +131,8 @@ def plans(domain: str, roles: frozenset[str]) -> list[Plan]:
         for chain in chains:
             fitting = (role for role in ENDINGS if role in roles and role != ("now" if not chain else "plain"))
             found += [Plan(domain, (source, *chain, ending)) for ending in fitting]
-        if source in ("more", "fewer", "times") and "both" in roles:
-            found.append(Plan(domain, (source, "both")))
+    if "both" in roles:
+        found += [Plan(domain, (source, "both")) for source in ("more", "fewer", "times", *DAYS) if source in roles]
     if "some" in roles:
         found += [Plan(domain, ("some", *chain, "finally", "first")) for chain in chains if chain and _simple(chain)]
     return [plan for plan in found if 1 <= plan.steps <= 3]
