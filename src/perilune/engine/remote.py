@@ -238,7 +238,8 @@ class RemoteEngine:
                 self._send(Shutdown())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), _STOP_S)
-            if process.returncode is not None and process.returncode >= 0 and not listening.done():
+            ended = process.returncode is not None and process.returncode >= 0
+            if ended and not listening.done() and not self._closing.is_set():
                 # It was not killed: its last words may still be on their way.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(listening), 1.0)
