@@ -158,7 +158,8 @@ def _is_system(messages: Sequence[Message]) -> bool:
 
 def _box(rng: random.Random, kind: str, unseen: bool) -> list[Gadget]:
     """The tools of a chat: those that its kind needs, others beside them, in any order."""
-    if kind not in WITH_TOOLS and rng.random() > (0.2 if kind in ("talk", "other") else 0.0):
+    bare = {"refusal": 0.15, "talk": 0.8, "other": 0.8}.get(kind, 0.0 if kind in WITH_TOOLS else 1.0)
+    if rng.random() < bare:
         return []
     names = list(_needed(rng, kind))
     for _ in range(rng.choices((0, 1, 2, 3), (5, 4, 2, 1))[0] if names else rng.choice((1, 1, 2))):

@@ -15,7 +15,7 @@ from training.nano.subjects import INTEGER_KEYS, SUBJECTS, Subject
 from training.nano.turns import Turn
 from training.samples import Message, Reply
 
-MOST: Final = 1650
+MOST: Final = 1500
 _FEW: Final = 300
 
 _PLACES: Final = tuple(

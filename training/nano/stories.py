@@ -186,7 +186,7 @@ def _worded(
 ) -> tuple[str, list[list[str]], str]:
     """The problem's text, the quotes of every part in the order of its numbers, and the answer around ``{v}``."""
     words = _cast(rng, story.plan.domain, tense)
-    in_words = rng.random() < 0.1 and max(n for part in story.numbers for n in (0, *part)) <= 100
+    in_words = rng.random() < 0.1 and max(n for part in story.numbers for n in (0, *part)) < 100
     others = rng.sample(lexicon.MEN if words["he"] == "she" else lexicon.WOMEN, len(chosen))
     sentences: list[str] = []
     quotes: list[list[str]] = []

@@ -85,7 +85,7 @@ def beyond(rng: random.Random, out: bool) -> Problem:
     while True:
         problem = rng.choices((product, long_problem), (3, 2))[0](rng)
         pair = problem.operands
-        if problem.held_out == out and len(pair) == 2 and not Step(problem.op, *pair).fits:
+        if len(pair) == 2 and (step := Step(problem.op, *pair)).held_out == out and not step.fits:
             return problem
 
 

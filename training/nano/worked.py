@@ -60,8 +60,12 @@ class Step:
 
     @property
     def held_out(self) -> bool:
-        """True for the tenth of all steps that training never sees."""
-        return Problem(self.op, (self.a, self.b)).held_out
+        """True for the tenth of all steps that training never sees.
+
+        Products and differences are worked from their larger number, so both orders are held out together.
+        """
+        pair = (max(self.a, self.b), min(self.a, self.b)) if self.op in "*-" else (self.a, self.b)
+        return Problem(self.op, pair).held_out
 
     @property
     def lines(self) -> str:
