@@ -9,26 +9,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from perilune.engine.messages import Abort, Submit
 from perilune.errors import EngineError, RequestError
+from perilune.logs import fields
 from perilune.types import FinishReason, Request, TokenOut
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Listener:
-    loop: asyncio.AbstractEventLoop
-    news: asyncio.Queue[TokenOut]
+    """News of one request. Any thread may append to ``news``; the rest belongs to the thread of ``loop``.
 
-    def put(self, out: TokenOut) -> None:
-        try:
-            self.loop.call_soon_threadsafe(self.news.put_nowait, out)
-        except RuntimeError:  # the loop is closed: nobody listens any more
-            logger.debug("news of %s had no listener", out.request_id)
+    The order of the news is the order of the appends, whoever makes them: only waking takes a way of its own from
+    other threads, and waking carries nothing.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    news: deque[TokenOut] = field(default_factory=deque)
+    _waiter: asyncio.Future[None] | None = None
+
+    async def next(self) -> TokenOut:
+        while not self.news:
+            self._waiter = self.loop.create_future()
+            await self._waiter
+        return self.news.popleft()
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class Streams:
@@ -50,7 +63,7 @@ class Streams:
         Raises:
             RequestError: the id is in use. EngineError: the streams are closed.
         """
-        listener = _Listener(asyncio.get_running_loop(), asyncio.Queue())
+        listener = _Listener(asyncio.get_running_loop())
         with self._lock:
             if self._closed:
                 raise EngineError(self._closed)
@@ -61,7 +74,7 @@ class Streams:
         done = False
         try:
             while not done:
-                out = await listener.news.get()
+                out = await listener.next()
                 done = out.finish is not None
                 yield out
         finally:
@@ -72,20 +85,48 @@ class Streams:
 
     def deliver(self, outs: Iterable[TokenOut]) -> None:
         """News from the engine; of requests that nobody listens to any more they are dropped."""
-        for out in outs:
-            listener = self._listeners.get(out.request_id)
-            if listener is not None:
-                listener.put(out)
+        listeners = self._listeners
+        _tell((listener, out) for out in outs if (listener := listeners.get(out.request_id)) is not None)
 
     def close(self, reason: str) -> None:
         """Ends every stream with an error and refuses new ones until ``open``."""
         with self._lock:
             self._closed = reason
             listeners = list(self._listeners.items())
-        for request_id, listener in listeners:
-            listener.put(TokenOut(request_id=request_id, finish=FinishReason.ERROR, error=reason))
+        _tell(
+            (listener, TokenOut(request_id=request_id, finish=FinishReason.ERROR, error=reason))
+            for request_id, listener in listeners
+        )
 
     def open(self) -> None:
         """Takes requests again: a new engine is there. News of the old one's requests can't come any more."""
         with self._lock:
             self._closed = ""
+
+
+def _tell(news: Iterable[tuple[_Listener, TokenOut]]) -> None:
+    """Gives news to their listeners: at once on the loop's own thread, else with one call to each loop for all of it.
+
+    A call from another thread wakes the loop through a pipe; one for each token would be most of what a token costs.
+    """
+    try:
+        here = asyncio.get_running_loop()
+    except RuntimeError:
+        here = None
+    elsewhere: dict[asyncio.AbstractEventLoop, list[_Listener]] = {}
+    for listener, out in news:
+        listener.news.append(out)
+        if listener.loop is here:
+            listener.wake()
+        else:
+            elsewhere.setdefault(listener.loop, []).append(listener)
+    for loop, listeners in elsewhere.items():
+        try:
+            loop.call_soon_threadsafe(_wake_all, listeners)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            logger.debug("listeners had gone with their loop", extra=fields(listeners=len(listeners)))
+
+
+def _wake_all(listeners: Iterable[_Listener]) -> None:
+    for listener in listeners:
+        listener.wake()
