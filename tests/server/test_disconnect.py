@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,38 @@ def test_the_generator_is_closed(script: ScriptFactory, serve: ServerFactory, st
             time.sleep(0.01)
         assert engine.closed == 1
         assert served.state.in_flight == 0
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_half_closed_connection_is_a_closed_one(
+    script: ScriptFactory, serve: ServerFactory, caplog: pytest.LogCaptureFixture, stream: bool, path: str
+) -> None:
+    """The documented limit: a client that shuts its side down has left, even if it still reads."""
+    caplog.set_level("INFO", "perilune.access")
+    engine = script(finish=None)
+    engine.steps = [engine.ids("a")] * 3
+    wish = {"prompt": "hi", **LONG} if path == "/v1/completions" else LONG
+    body = json.dumps({**wish, "stream": stream}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
+    with serve(lambda: (engine, SamplingDefaults())) as served, served.connect() as sock:
+        sock.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        while not engine.requests:
+            time.sleep(0.01)
+        sock.shutdown(socket.SHUT_WR)
+        left = time.monotonic()
+        answer = b""
+        while part := sock.recv(65536):
+            answer += part
+        assert time.monotonic() - left < 3
+        assert b"[DONE]" not in answer
+        assert stream or not answer
+        deadline = time.monotonic() + 3
+        while (not engine.closed or served.state.in_flight) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert engine.closed == 1
+    facts = [record.perilune_fields for record in caplog.records if hasattr(record, "perilune_fields")]
+    assert [each.get("client_gone") for each in facts if each.get("path") == path] == [True]
 
 
 def test_a_client_that_does_not_read_is_dropped(script: ScriptFactory, serve: ServerFactory) -> None:

@@ -72,6 +72,12 @@ class Connection(HttpToolsProtocol):
         self._head_arrived()
         super().connection_lost(exc)
 
+    def eof_received(self) -> None:
+        """The client sends nothing more: the transport closes, and the request in progress ends.
+
+        Whether it still reads could only be learnt by writing to it, and until then its request would hold the engine.
+        """
+
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
