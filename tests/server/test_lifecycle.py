@@ -248,3 +248,9 @@ def test_generation_config(tmp_path: Path) -> None:
         path.write_text(bad)
         with pytest.raises(ConfigError, match=r"generation_config\.json"):
             read_defaults(tmp_path)
+    path.unlink()
+    for target in (path, tmp_path / "nowhere"):
+        path.symlink_to(target)
+        with pytest.raises(ConfigError, match=r"generation_config\.json` is missing or not a file"):
+            read_defaults(tmp_path)
+        path.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -242,3 +243,16 @@ def test_absent_and_oversized_files(tmp_path: Path) -> None:
         file.truncate((64 << 20) + 1)
     with pytest.raises(ConfigError, match="has 67108865 bytes"):
         Tokenizer.from_dir(tmp_path, 512)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "tiktoken.model"])
+@pytest.mark.parametrize("target", [None, "nowhere", "."], ids=["loop", "dangling", "folder"])
+def test_a_broken_link_is_not_an_absent_file(tmp_path: Path, name: str, target: str | None) -> None:
+    """Otherwise the markers of another model would silently hold."""
+    model = tmp_path / "model"
+    model.mkdir()
+    path = _write(model, BYTES) / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(target or name)
+    with pytest.raises(ConfigError, match=f"{re.escape(str(path))}` is missing or not a file"):
+        Tokenizer.from_dir(model, 512)

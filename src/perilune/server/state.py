@@ -7,6 +7,7 @@ the loading thread replaces as one value.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ def read_defaults(model: Path) -> SamplingDefaults:
         ConfigError: not JSON, or a value out of range.
     """
     path = model / "generation_config.json"
-    if not path.exists():
+    if not os.path.lexists(path):  # a link that leads nowhere is no absent file
         return SamplingDefaults()
     data = read_json(path)
     values: dict[str, float] = {}

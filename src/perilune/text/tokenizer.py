@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -132,7 +133,7 @@ class Tokenizer:
         """
         tokens = _read_ranks(path / RANKS_FILE)
         names: Mapping[int, str] | None = None
-        if (path / NAMES_FILE).exists():
+        if os.path.lexists(path / NAMES_FILE):  # a link that leads nowhere, or in circles, is there and is broken
             names = _read_names(path / NAMES_FILE)
         if names is None:
             names = {len(tokens) + offset: name for offset, name in KIMI_SPECIALS.items()}
