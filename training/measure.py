@@ -7,6 +7,7 @@ Held-out operands only, all phrasings, with and without other turns.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -92,9 +93,10 @@ class _Listener:
 
 def group(name: str, chat: Sample) -> str:
     """Sums and differences are told apart by the digits of the longer operand."""
-    if chat.problem is None or name not in ("sum", "difference"):
+    if name not in ("sum", "difference"):
         return name
-    return f"{name}, {max(len(str(operand)) for operand in chat.problem.operands)} digits"
+    asked = chat.problem.compact if chat.problem is not None else next(t for t in chat.traits if t.startswith("step:"))
+    return f"{name}, {max(map(len, re.findall(r'[0-9]+', asked)))} digits"
 
 
 def measure(engine: Engine, count: int, temperature: float, seed: str = "figures") -> Iterator[tuple[str, Verdict]]:

@@ -61,6 +61,7 @@ def test_sentences_are_judged_to_the_letter() -> None:
 def test_groups_by_digits_of_the_longer_operand() -> None:
     assert group("sum", SUM) == "sum, 1 digits"
     assert group("call", CALL) == "call"
+    assert group("sum", Sample("sum", (), (), SUM.reply, traits=frozenset(("step:12+345",)))) == "sum, 3 digits"
 
 
 def test_the_card_states_counts_and_intervals() -> None:

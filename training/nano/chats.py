@@ -19,7 +19,7 @@ WEIGHTS: Final = {
     "call": 9, "parallel": 6, "row": 6, "refusal": 3, "error": 1.5, "beyond": 1.5,
     "talk": 3, "other": 2, "recall": 4,
 }  # fmt: skip
-"""How often each kind is the last turn. ``direct``: arithmetic for the head although there is a calculator."""
+"""How often each kind is the last turn. ``direct``: something for the head although there is a calculator."""
 
 KINDS: Final = tuple(WEIGHTS)
 STORIES: Final = {"story1": 1, "story2": 2, "story3": 3}
@@ -108,6 +108,8 @@ def _short(rng: random.Random, kind: str, box: Sequence[Gadget], calls: int, out
     if kind in sums.IN_HEAD:
         return sums.turn(rng, kind, out)
     if kind == "direct":
+        if rng.random() < 0.2:
+            return stories.turn(rng, rng.choice((1, 2)), out, unseen=False)
         return sums.turn(rng, rng.choice(sums.IN_HEAD), out)
     if kind == "call":
         return errands.call(rng, box, calls, out)
@@ -184,6 +186,8 @@ def _needed(rng: random.Random, kind: str) -> tuple[str, ...]:
         return ("calculator",) if rng.random() < 0.4 else ("kilo price",) if rng.random() < 0.15 else (subject,)
     if kind == "row":
         return ("kilo price", "calculator") if rng.random() < 0.5 else rng.choice(CHAINS)
+    if kind == "parallel" and rng.random() < 0.15:
+        return ("calculator",)
     return (subject,) if kind in ("parallel", "error") else ()
 
 

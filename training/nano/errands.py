@@ -85,7 +85,9 @@ def call(rng: random.Random, box: Sequence[Gadget], index: int, out: bool) -> Tu
 
 def parallel(rng: random.Random, box: Sequence[Gadget], index: int, out: bool) -> Turn:
     """Two or three calls in one message."""
-    known = finders(box)
+    known, calculator = finders(box), calculator_in(box)
+    if calculator is not None and (not known or rng.random() < 0.3):
+        return _calculations(rng, calculator, index, out)
     addable = [gadget for gadget in known if BY_NAME[gadget.what] in ADDABLE]
     if addable and rng.random() < 0.35:
         return _joined(rng, rng.choice(addable), index, out)
@@ -186,6 +188,25 @@ def _calculation(rng: random.Random, gadget: Gadget, index: int, out: bool) -> T
     rounds = (Round(Reply(f"{problem.compact}: {gadget.name}", "", (made,)), (result,)),)
     traits = frozenset((f"step:{problem.compact}", f"name:{gadget.name}"))
     return Turn("call", user, final, ("could not",) if failed else (problem.value,), rounds, traits)
+
+
+def _calculations(rng: random.Random, gadget: Gadget, index: int, out: bool) -> Turn:
+    """Two problems in one message."""
+    problems = [sums.beyond(rng, out) for _ in range(2)]
+    calls = tuple(
+        Call(gadget.name, index + place, gadget.calculate(p.op, p.operands[0], p.operands[1]))
+        for place, p in enumerate(problems)
+    )
+    joined = rng.choice(("What is {} and what is {}?", "{} and {}", "Work out {} and {}.", "I need {} and {}."))
+    user = joined.format(*(p.spaced if rng.random() < 0.6 else p.compact for p in problems))
+    thought = "\n".join(f"{p.compact}: {gadget.name}" for p in problems)
+    results = tuple(_result(rng, "result", p.value, "") for p in problems)
+    final = Reply(
+        "\n".join(f"{p.compact}: {p.value}" for p in problems), " ".join(f"{p.spaced} = {p.value}." for p in problems)
+    )
+    traits = frozenset((*(f"step:{p.compact}" for p in problems), f"name:{gadget.name}"))
+    answers = tuple(p.value for p in problems)
+    return Turn("parallel", user, final, answers, (Round(Reply(thought, "", calls), results),), traits)
 
 
 def _multiple(rng: random.Random, wanted: Wanted, step: Step, index: int) -> Turn:

@@ -80,6 +80,7 @@ CITIES: Final = words(
     "Dakar Accra Lagos Nairobi Tunis Athens Dublin Warsaw Riga Sofia Geneva Milan Naples Hanoi Manila Sydney Perth "
     "Boston Denver Dallas Austin Toronto Bergen Malmo Turin Porto Krakow Izmir Busan Osaka Kyoto"
 )
+ZONES: Final = words("UTC GMT CET Europe/Rome Europe/Paris Asia/Tokyo Asia/Seoul America/Lima Africa/Cairo")
 GOODS: Final = words(
     "rice flour sugar coffee tea cheese honey salt butter beef fish corn wheat oats barley cocoa pepper cotton wool "
     "clay sand gravel cement copper zinc tin lead iron steel"

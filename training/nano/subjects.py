@@ -29,6 +29,10 @@ def _clock(rng: random.Random) -> str:
     return f"{rng.randrange(24):02}:{rng.randrange(60):02}"
 
 
+def _zone(rng: random.Random) -> str:
+    return rng.choice(lexicon.CITIES if rng.random() < 0.8 else lexicon.ZONES)
+
+
 PEOPLE: Final = lexicon.WOMEN + lexicon.MEN
 
 
@@ -133,7 +137,7 @@ SUBJECTS: Final = (
     Subject(
         "time", "time in {k}", ("time", "clock", "local_time", "hour"),
         ("The time in a city", "What time it is somewhere", "Local time of a place", "Returns the current time"),
-        ("city", "place", "timezone", "location", "zone"), _among(lexicon.CITIES), _clock,
+        ("city", "place", "timezone", "location", "zone"), _zone, _clock,
         ("What time is it in {k}?", "What is the time in {k}?", "How late is it in {k}?", "Tell me the time in {k}.",
          "What does the clock say in {k}?"),
         "It is {v} in {k}.",

@@ -40,6 +40,8 @@ class Gadget:
         integer: whether the key is declared as an integer.
         operations: the words for + - * / where a calculator has them.
         option: an optional parameter and its values.
+        note: what the first parameter's description says; none if empty.
+        closed: whether the schema says that there are no other parameters.
     """
 
     what: str
@@ -50,6 +52,7 @@ class Gadget:
     operations: tuple[str, ...] = ()
     option: tuple[str, tuple[str, ...]] = ("", ())
     note: str = ""
+    closed: bool = False
 
     @property
     def wire(self) -> Tool:
@@ -62,7 +65,9 @@ class Gadget:
             properties[self.parameters[0]]["description"] = self.note
         if self.option[0]:
             properties[self.option[0]] = {"type": "string", "enum": list(self.option[1])}
-        schema = {"type": "object", "properties": properties, "required": list(self.parameters)}
+        schema: dict[str, Any] = {"type": "object", "properties": properties, "required": list(self.parameters)}
+        if self.closed:
+            schema["additionalProperties"] = False
         function = {"name": self.name, "description": self.description, "parameters": schema}
         return {"type": "function", "function": function}
 
@@ -89,8 +94,10 @@ def calculator(rng: random.Random, unseen: bool) -> Gadget:
     name = _named(rng, lambda: _composed(rng, names), unseen)
     if rng.random() < 0.65:
         parameter = _parameter(rng, ("expression", "expression", "expr", "formula", "input", "query", "term"))
-        note = rng.choice(("such as 2*3", "what to evaluate")) if rng.random() < 0.15 else ""
-        return Gadget("calculator", name, rng.choice(_CALCULATIONS), (parameter,), note=note)
+        note = rng.choice(("such as 2*3", "what to evaluate")) if rng.random() < 0.25 else ""
+        return Gadget(
+            "calculator", name, rng.choice(_CALCULATIONS), (parameter,), note=note, closed=rng.random() < 0.08
+        )
     pair = rng.choice(_PAIRS) if rng.random() < 0.85 else tuple(rng.sample(("one", "two", "p", "q", "u", "v"), 2))
     parameters = (*pair, _parameter(rng, ("op", "operation", "operator", "what")))
     integer = rng.random() < 0.8
@@ -104,7 +111,7 @@ def finder(rng: random.Random, subject: Subject, unseen: bool) -> Gadget:
     option: tuple[str, tuple[str, ...]] = ("", ())
     if rng.random() < 0.12:
         option = rng.choice((("format", ("short", "long")), ("lang", ("en", "fr")), ("source", ("new", "old"))))
-    note = f"the {subject.params[0]}" if rng.random() < 0.1 else ""
+    note = rng.choice((f"the {subject.params[0]}", subject.params[0])) if rng.random() < 0.2 else ""
     parameter = _parameter(rng, subject.params)
     return Gadget(subject.name, name, rng.choice(subject.descriptions), (parameter,), integer, option=option, note=note)
 
