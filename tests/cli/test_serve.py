@@ -118,3 +118,9 @@ def test_a_broken_model_is_named(run: Run, tiny_model: Path, tmp_path: Path) -> 
     assert done.returncode == 3
     assert shard.name in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_room_for_less_than_the_largest_body_is_refused(run: Run, tiny_model: Path) -> None:
+    done = run("serve", str(tiny_model), "--port", "0", "--max-body-mib", "32", "--max-bodies-mib", "31")
+    assert done.returncode == 2
+    assert "--max-bodies-mib is 31" in done.stderr
