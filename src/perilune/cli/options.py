@@ -122,6 +122,10 @@ class ServeOptions:
     log_level: Annotated[Level, typer.Option(help="Least severity of log lines.")] = Level.INFO
     metrics_compat: Annotated[Compat, typer.Option(help="Tell metrics under vLLM's names too.")] = Compat.NONE
 
+    strict_params: Annotated[
+        bool, typer.Option("--strict-params", help="Refuse unknown fields, and what Moonshot's own service refuses.")
+    ] = False
+
     config: Annotated[Path | None, typer.Option(help="TOML file of these options.", is_eager=True, callback=use)] = None
     show_config: Annotated[bool, typer.Option("--show-config", help="Print every option with its origin, and end.")] = (
         False

@@ -88,6 +88,7 @@ def _serve(options: ServeOptions) -> None:
         usage_log = None if options.usage_log is None else UsageLog(options.usage_log)
         state = ServerState(names, _limits(options), keys, usage_log)
         state.metrics_compat = options.metrics_compat.value
+        state.strict = options.strict_params
         load = loader(launch, state, view)
         sock = bind(options.host, options.port, public=public)
         url = base_url(sock)

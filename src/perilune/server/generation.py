@@ -88,6 +88,7 @@ class Services:
             max_prompts=limits.max_prompts,
             max_sequences=limits.max_sequences,
             max_prompt_tokens=limits.max_queue_tokens,
+            strict=state.strict,
         )
 
 

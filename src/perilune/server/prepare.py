@@ -14,11 +14,11 @@ from typing import Final
 import msgspec
 
 from perilune.chat.markers import Marker
-from perilune.chat.messages import Tool, read_messages, read_tools
+from perilune.chat.messages import Message, Tool, check_strict, read_messages, read_tools
 from perilune.chat.render import render
 from perilune.errors import RequestError
 from perilune.server.jsonbody import decode_object
-from perilune.server.schema import ChatRequest, read_chat_request
+from perilune.server.schema import ALWAYS_THINKS, IGNORED, ChatRequest, read_chat_request
 from perilune.server.text_schema import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
@@ -127,8 +127,10 @@ def prepare_chat(body: bytes, facts: Facts, tokenizer: Tokenizer) -> ChatTask:
     asked = read_chat_request(decode_object(body))
     model = served_name(asked.model, facts.names)
     check_choices(asked.wishes.n, 1, facts)
-    tools = read_tools(asked.tools)
-    rendered = render(read_messages(asked.messages), tools, tokenizer)
+    messages, tools = read_messages(asked.messages), read_tools(asked.tools)
+    if facts.strict:
+        _hold_to_the_letter(asked.warnings, messages, tools)
+    rendered = render(messages, tools, tokenizer)
     # Without tools a call could only be noise: OpenAI's default is then "none" too.
     calls_allowed = bool(tools) and asked.tool_choice == "auto"
     banned = () if calls_allowed else _call_ids(tokenizer)
@@ -156,6 +158,8 @@ def prepare_completion(body: bytes, facts: Facts, tokenizer: Tokenizer) -> TextT
             param="prompt",
             hint="send them in several requests",
         )
+    if facts.strict:
+        _hold_to_the_letter(asked.warnings)
     check_choices(asked.wishes.n, len(asked.prompts), facts)
     prompts = tuple(_encoded(prompt, facts, tokenizer) for prompt in asked.prompts)
     total = sum(map(len, prompts))
@@ -180,9 +184,13 @@ def tokenize(body: bytes, facts: Facts, tokenizer: Tokenizer) -> Tokenized:
         RequestError: whatever is wrong with the request.
     """
     asked = read_tokenize_request(decode_object(body))
+    if facts.strict:
+        _hold_to_the_letter(asked.warnings)
     served_name(asked.model, facts.names)
     if asked.prompt is None:
         messages, tools = read_messages(asked.messages), read_tools(asked.tools)
+        if facts.strict:
+            check_strict(messages, tools)
         rendered = render(messages, tools, tokenizer, add_generation_prompt=asked.add_generation_prompt)
         ids = rendered.ids
     else:
@@ -202,6 +210,8 @@ def detokenize(body: bytes, facts: Facts, tokenizer: Tokenizer) -> Detokenized:
         RequestError: whatever is wrong with the request.
     """
     asked = read_detokenize_request(decode_object(body))
+    if facts.strict:
+        _hold_to_the_letter(asked.warnings)
     served_name(asked.model, facts.names)
     check_ids("tokens", asked.tokens, facts.known_ids)
     return Detokenized(prompt=tokenizer.decode(asked.tokens))
@@ -248,6 +258,20 @@ def _text_sampling(asked: CompletionRequest, prompt_len: int, facts: Facts) -> S
 def _call_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Without these ids no tool call can begin."""
     return tuple(tokenizer.specials[name] for name in _CALL_MARKERS if name in tokenizer.specials)
+
+
+def _hold_to_the_letter(warnings: Sequence[str], messages: Sequence[Message] = (), tools: Sequence[Tool] = ()) -> None:
+    """Refuses what is taken with a warning otherwise, and what Moonshot's own service refuses.
+
+    Raises:
+        RequestError: names a field.
+    """
+    if ALWAYS_THINKS in warnings:
+        raise RequestError("thinking is switched off, this model always thinks", param="thinking")
+    if warnings:
+        name = warnings[0].removeprefix(IGNORED)
+        raise RequestError(f"there is no field `{name[:80]}`", param=name[:80], code="unknown_field")
+    check_strict(messages, tools)
 
 
 def _header_text(warnings: Sequence[str]) -> str:

@@ -18,6 +18,10 @@ from perilune.server.params import MAX_COUNT, Param, flag, integer, read_all, re
 from perilune.server.wishes import MAX_TOP_LOGPROBS, SAMPLING, Wishes
 
 LATER: Final = "a later version will have it; leave the field out"
+IGNORED: Final = "ignored "
+ALWAYS_THINKS: Final = "the model always thinks"
+"""Warnings: the first is followed by a field's name."""
+
 _TEXT_ONLY: Final = "the model reads and writes text"
 
 
@@ -239,5 +243,5 @@ def wishes_of(read: dict[str, Any]) -> Wishes:
 
 def warnings_of(fields: Fields, options: StreamOptions, *, off: bool = False) -> tuple[str, ...]:
     """What was taken notice of and not obeyed. To be called when every known field has been read."""
-    ignored = (f"ignored {name}" for name in (*options.unknown, *fields.unknown()))
-    return ("the model always thinks", *ignored) if off else tuple(ignored)
+    ignored = (IGNORED + name for name in (*options.unknown, *fields.unknown()))
+    return (ALWAYS_THINKS, *ignored) if off else tuple(ignored)

@@ -99,6 +99,7 @@ class ServerState:
         keys: None: no key is needed.
         usage_log: None: none is kept.
         metrics_compat: whose metric names ``/metrics`` tells beside our own.
+        strict: what is otherwise taken with a warning is refused, and so is what Moonshot's own service refuses.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class ServerState:
             self.set_keys(keys)
         self.defaults = SamplingDefaults()
         self.metrics_compat: Literal["", "vllm"] = ""
+        self.strict = False
         self.created = int(time.time())
         self.progress = (0, 0)
         self._engine: Engine | None = None

@@ -30,7 +30,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What checks must know of the server: names, the model's sizes and defaults, bounds of one request.
 
     ``known_ids``: ids below it have a meaning; those between it and the model's ``vocab_size`` have none.
-    ``max_prompt_tokens``: of all prompts of a request together.
+    ``max_prompt_tokens``: of all prompts of a request together. ``strict``: nothing is taken with a warning.
     """
 
     names: tuple[str, ...]
@@ -42,6 +42,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     max_prompts: int = 1024
     max_sequences: int = 1024
     max_prompt_tokens: int = 1 << 20
+    strict: bool = False
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
