@@ -1,6 +1,7 @@
 """Turns that need tools: one call, several side by side, one after the other, failures, and tools that are missing.
 
-The thought before a call says what is wanted and which tool gives it; the thought after it, what came back. What the
+The thought before a call says what is wanted and which tool gives it, after a mark rather than a space, so that the
+name has the same tokens there as in the declaration and in the call; the thought after it says what came back. What the
 head can work out from results it works out (``worked``); only beyond that does a calculator follow.
 """
 
@@ -185,7 +186,7 @@ def _calculation(rng: random.Random, gadget: Gadget, index: int, out: bool) -> T
     final = Reply(f"{problem.compact}: {problem.value}", text)
     if failed:
         final = Reply(f"{problem.compact}: failed", f"I could not get {problem.spaced}: the tool failed.")
-    rounds = (Round(Reply(f"{problem.compact}: {gadget.name}", "", (made,)), (result,)),)
+    rounds = (Round(Reply(f"{problem.compact} @{gadget.name}", "", (made,)), (result,)),)
     traits = frozenset((f"step:{problem.compact}", f"name:{gadget.name}"))
     return Turn("call", user, final, ("could not",) if failed else (problem.value,), rounds, traits)
 
@@ -199,7 +200,7 @@ def _calculations(rng: random.Random, gadget: Gadget, index: int, out: bool) -> 
     )
     joined = rng.choice(("What is {} and what is {}?", "{} and {}", "Work out {} and {}.", "I need {} and {}."))
     user = joined.format(*(p.spaced if rng.random() < 0.6 else p.compact for p in problems))
-    thought = "\n".join(f"{p.compact}: {gadget.name}" for p in problems)
+    thought = "\n".join(f"{p.compact} @{gadget.name}" for p in problems)
     results = tuple(_result(rng, "result", p.value, "") for p in problems)
     final = Reply(
         "\n".join(f"{p.compact}: {p.value}" for p in problems), " ".join(f"{p.spaced} = {p.value}." for p in problems)
@@ -225,7 +226,7 @@ def _bill(rng: random.Random, gadget: Gadget, calculator: Gadget, index: int) ->
             break
     first = _round(rng, (wanted,), index)
     made = Call(calculator.name, index + 1, calculator.work_out(step))
-    second = Reply(f"{wanted.need}: {wanted.value}\n{step.text}: {calculator.name}", "", (made,))
+    second = Reply(f"{wanted.need}: {wanted.value}\n{step.text} @{calculator.name}", "", (made,))
     rounds = (first, Round(second, (_result(rng, "result", str(step.value), ""),)))
     final = Reply(f"{step.text}: {step.value}", _cost(step.a, wanted, step.value))
     user = rng.choice(_TIMES).format(n=step.a, k=wanted.key)
@@ -263,7 +264,7 @@ def _in_head(rng: random.Random, wanted: Wanted, out: bool) -> Step | None:
 
 def _round(rng: random.Random, wanted: tuple[Wanted, ...], index: int, failed: int = -1) -> Round:
     """The calls for some facts and their results; the one at ``failed`` goes wrong."""
-    thought = "\n".join(f"{w.need}: {w.gadget.name}" for w in wanted)
+    thought = "\n".join(f"{w.need} @{w.gadget.name}" for w in wanted)
     calls = tuple(w.call(index + place) for place, w in enumerate(wanted))
     results = tuple(
         rng.choice(ERRORS) if place == failed else _result(rng, w.subject.nouns[0], w.value, w.subject.unit)

@@ -29,6 +29,8 @@ _CALCULATIONS: Final = (
     "Compute the value of an expression", "Does arithmetic",
 )  # fmt: skip
 
+_PAIRINGS: Final = ("Joins two numbers", "Calculates with two numbers", "One operation on two numbers")
+
 
 @dataclass(frozen=True, slots=True)
 class Gadget:
@@ -101,7 +103,7 @@ def calculator(rng: random.Random, unseen: bool) -> Gadget:
     pair = rng.choice(_PAIRS) if rng.random() < 0.85 else tuple(rng.sample(("one", "two", "p", "q", "u", "v"), 2))
     parameters = (*pair, _parameter(rng, ("op", "operation", "operator", "what")))
     integer = rng.random() < 0.8
-    return Gadget("calculator", name, "Joins two numbers", parameters, integer, rng.choice(_OPERATIONS))
+    return Gadget("calculator", name, rng.choice(_PAIRINGS), parameters, integer, rng.choice(_OPERATIONS))
 
 
 def finder(rng: random.Random, subject: Subject, unseen: bool) -> Gadget:
