@@ -30,7 +30,7 @@ def test_version(run: Run) -> None:
 
 @pytest.mark.parametrize("verb", [(), ("serve",), ("chat",), ("inspect",)], ids=str)
 def test_help(run: Run, verb: tuple[str, ...]) -> None:
-    done = run(*verb, "--help")
+    done = run(*verb, "-h" if verb else "--help")
     assert done.returncode == 0
     assert done.stdout.startswith("Usage: perilune")
     assert "Examples:" in done.stdout
@@ -69,7 +69,7 @@ def test_help_is_quick(run: Run) -> None:
         (("serve", "--port", "0", "--host", "0.0.0.0"), 2, "no authentication"),  # noqa: S104
         (("chat", "/no/such/model", "--url", "http://127.0.0.1:9"), 2, "both a model and --url"),
         (("chat", "--url", "http://127.0.0.1:9"), 6, "http://127.0.0.1:9 can't be talked to"),
-        (("chat", "--url", "127.0.0.1:9"), 6, "127.0.0.1:9"),
+        (("chat", "--url", "127.0.0.1:9"), 6, "'127.0.0.1:9' is no URL: it does not begin with http"),
         (("chat", "--url", "http://[::1"), 6, "no URL"),
         (("chat", "/no/such/model"), 3, "/no/such/model"),
     ],

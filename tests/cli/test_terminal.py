@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 
 import pytest
@@ -85,3 +86,24 @@ def test_quiet_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     view.phase("reading")
     view.progress(1, 1)
     assert text.getvalue() == ""
+
+
+def test_an_error_is_a_line_whatever_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = use_console(monkeypatch, is_terminal=False)
+    print_error(ConfigError("`a\nb` says \x1b[2J", hint="\r\x85"))
+    assert text.getvalue() == "error: `a\\nb` says \\u001b[2J\nhint: \\r\\u0085\n"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE], ids=["full", "nobody reads"])
+def test_a_start_goes_on_where_nothing_can_be_told(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(number, "no")
+
+    monkeypatch.setattr("sys.stderr", Broken())
+    view = LoadView()
+    view.phase("reading")
+    view.progress(1, 1)
+    view.ready("it runs", {"model": "m"})
+    view.note("stopped")
+    print_error(ConfigError("bad", hint="mend it"))

@@ -127,6 +127,8 @@ class ChatClient:
         self.url = _without_password(base)
         self._fields = dict(fields or {})
         try:
+            if not base.startswith(("http://", "https://")):
+                raise ValueError("it does not begin with http:// or https://")
             self._http = httpx.Client(base_url=base, timeout=httpx.Timeout(None, connect=_CONNECT_S))
         except (httpx.InvalidURL, ValueError) as error:
             why = "" if "@" in url else f": {error}"  # which may quote a password

@@ -48,6 +48,7 @@ app = typer.Typer(
     help="An inference stack for Kimi K2 Thinking and its family.",
     epilog=_EPILOG,
     invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,  # plain help: readable everywhere, and three times as fast
     pretty_exceptions_enable=False,
 )

@@ -75,8 +75,10 @@ class ServeOptions:
     dtype: DtypeOption = None
     threads: ThreadsOption = None
     max_model_len: MaxModelLen = None
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 16
-    max_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one step; longer prompts are split.")] = 512
+    max_num_seqs: Annotated[int, typer.Option(min=1, max=1 << 16, help="Requests that run at once.")] = 16
+    max_batched_tokens: Annotated[
+        int, typer.Option(min=1, max=1 << 20, help="Tokens of one step; longer prompts are split.")
+    ] = 512
     kv_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens that the cache holds.  [default: a share of the free memory]")
     ] = None

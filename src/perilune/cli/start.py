@@ -59,7 +59,9 @@ DeviceOption = Annotated[Device, typer.Option(help="Where to run.")]
 DtypeOption = Annotated[
     Dtype | None, typer.Option(help="Of activations and cache.  [default: float32 on cpu, bfloat16 on cuda]")
 ]
-ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads of the model.  [default: torch's choice]")]
+ThreadsOption = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="CPU threads of the model.  [default: torch's choice]")
+]
 
 
 @dataclass(frozen=True, slots=True)
