@@ -74,7 +74,7 @@ class Wish:
     Attributes:
         held_out: the last question is about what training never sees: operands, and a template where there is one.
         unseen: its sentence frames or tool names are among those that training never sees at all (nano only).
-        long: the chat is filled up towards 2,048 tokens (nano only).
+        long: the chat is filled up to somewhere between 1,150 and 2,048 tokens, by estimate (nano only).
     """
 
     kind: str = ""

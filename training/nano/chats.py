@@ -54,16 +54,17 @@ SYSTEMS: Final = (
 def sample(rng: random.Random, wish: Wish = ANYTHING) -> Sample:
     """One chat; equal generators give equal chats."""
     kind = wish.kind or rng.choices(KINDS, tuple(WEIGHTS.values()))[0]
-    long = wish.long or (not wish.kind and rng.random() < LONG)
+    some = notes.SOME if not wish.kind and rng.random() < LONG else 0
+    least = notes.FULL if wish.long else some
     box = _box(rng, kind, wish.unseen)
-    turns = wish.turns or (1 if long else rng.choices((1, 2, 3), (16, 3, 1))[0])
+    turns = wish.turns or (1 if least else rng.choices((1, 2, 3), (16, 3, 1))[0])
     calls = 0
     messages: list[Message] = []
     for _ in range(turns - 1):
         turn = _earlier(rng, box, calls)
         messages += [*_opening(turn), turn.final.message()]
         calls += sum(len(round_.reply.calls) for round_ in turn.rounds)
-    turn = _turn(rng, kind, box, calls, replace(wish, long=long))
+    turn = _turn(rng, kind, box, calls, wish, least)
     opening, reply = _cut(rng, turn, wish.after_tool)
     messages = (
         [*turn.earlier, *messages, *opening] if _is_system(turn.earlier) else [*messages, *turn.earlier, *opening]
@@ -79,21 +80,22 @@ def drill(rng: random.Random) -> tuple[str, Reply]:
     return sums.drill(rng)
 
 
-def _turn(rng: random.Random, kind: str, box: Sequence[Gadget], calls: int, wish: Wish) -> Turn:
-    """The last turn, held out or not."""
+def _turn(rng: random.Random, kind: str, box: Sequence[Gadget], calls: int, wish: Wish, least: int) -> Turn:
+    """The last turn, held out or not, filled up to ``least`` tokens or more."""
     out = wish.held_out
+    if kind in STORIES and least:
+        return _spread_story(rng, STORIES[kind], out, wish.unseen, least)
     if kind in STORIES:
-        filler = _between(rng) if wish.long else tuple
-        return stories.turn(rng, STORIES[kind], out, wish.unseen, filler)
+        return stories.turn(rng, STORIES[kind], out, wish.unseen)
     if kind == "recall":
-        return notes.recall(rng, out, wish.long)
+        return notes.recall(rng, out, least)
     turn = _short(rng, kind, box, calls, out)
-    return replace(turn, earlier=notes.before(rng)) if wish.long else turn
+    return replace(turn, earlier=notes.before(rng, least)) if least else turn
 
 
-def _between(rng: random.Random) -> stories.Filler:
-    """Gives a passage of any length at a time, until there have been enough."""
-    left = notes.length(rng, long=True)
+def _spread_story(rng: random.Random, steps: int, out: bool, unseen: bool, least: int) -> Turn:
+    """A word problem whose sentences stand apart, with passages of any length before each."""
+    left = notes.length(rng, least)
 
     def passage() -> tuple[str, ...]:
         nonlocal left
@@ -101,7 +103,8 @@ def _between(rng: random.Random) -> stories.Filler:
         left -= tokens
         return (notes.prose(rng, tokens),) if tokens > 5 else ()
 
-    return passage
+    turn = stories.turn(rng, steps, out, unseen, passage)
+    return replace(turn, user=f"{notes.prose(rng, left)} {turn.user}") if left > 20 else turn
 
 
 def _short(rng: random.Random, kind: str, box: Sequence[Gadget], calls: int, out: bool) -> Turn:

@@ -16,7 +16,9 @@ from training.nano.turns import Turn
 from training.samples import Message, Reply
 
 MOST: Final = 1500
-_FEW: Final = 300
+SOME: Final = 300
+FULL: Final = 1150
+"""From how many tokens a text is long in training, and in evaluation; 0 asks for a short one."""
 
 _PLACES: Final = tuple(
     f"the {place}"
@@ -66,45 +68,53 @@ def prose(rng: random.Random, tokens: float) -> str:
     return " ".join(found)
 
 
-def length(rng: random.Random, long: bool) -> float:
-    """Tokens to fill, from a few to ``MOST``: short or long ones, all sizes alike on a scale of ratios."""
-    low, high = (_FEW, MOST) if long else (20, _FEW)
+def length(rng: random.Random, least: int) -> float:
+    """Tokens to fill: from ``least`` to ``MOST``, all sizes alike on a scale of ratios; a few where ``least`` is 0."""
+    low, high = (least, MOST) if least else (20, SOME)
     return float(low * (high / low) ** rng.random())
 
 
-def before(rng: random.Random, long: bool = True) -> tuple[Message, ...]:
+def before(rng: random.Random, least: int) -> tuple[Message, ...]:
     """An exchange about a text that doesn't matter."""
-    text = f"{rng.choice(_KEEP)} {prose(rng, length(rng, long))}"
+    text = f"{rng.choice(_KEEP)} {prose(rng, length(rng, least))}"
     return (
         {"role": "user", "content": text},
         {"role": "assistant", "content": rng.choice(_KEPT), "reasoning_content": ""},
     )
 
 
-def recall(rng: random.Random, out: bool, long: bool) -> Turn:
+def recall(rng: random.Random, out: bool, least: int) -> Turn:
     """A question about an entry of a list of notes, which stand in the question, before it or in the system prompt."""
     subject = rng.choice(SUBJECTS)
     form = rng.choice(("{k}: {v}", "- {k}: {v}", "{k} | {v}", "{k}, {v}", "{k} = {v}", "", ""))
-    room = length(rng, long)
-    entries: dict[str, str] = {}
-    lines: list[str] = []
+    room = length(rng, least)
+    entries = _entries(rng, subject, form or subject.answer, room * (1 if rng.random() < 0.5 else rng.random()))
+    key = rng.choice(tuple(entries))
+    value = entries[key][0]
+    if held_out("entry", f"{key}:{value}") != out:
+        return recall(rng, out, least)
+    between = "\n" if form or rng.random() < 0.5 else " "
+    notes = f"{rng.choice(_HEADINGS)} {_about(subject)}\n" + between.join(line for _, line in entries.values())
+    left = room - estimate(notes)
+    if least and left > 20:
+        ahead = left * rng.random()
+        notes = f"{prose(rng, ahead)}\n{notes}\n{prose(rng, left - ahead)}"
+    return _placed(rng, subject, notes, key, "" if rng.random() < 0.08 else value)
+
+
+def _entries(rng: random.Random, subject: Subject, form: str, room: float) -> dict[str, tuple[str, str]]:
+    """Key → value and line, about ``room`` tokens of them, fewer where there are not so many keys; at least one."""
+    entries: dict[str, tuple[str, str]] = {}
     misses = 0
-    while room > 0 and misses < 20:
+    while not entries or (room > 0 and misses < 20):
         key, value = subject.key(rng), subject.value(rng)
         if key in entries:
             misses += 1
             continue
-        entries[key] = value
-        lines.append((form or subject.answer).format(k=key, v=value))
-        room -= estimate(lines[-1]) + 1
-        if long and not form and rng.random() < 0.5:
-            lines[-1] += " " + sentence(rng)
-            room -= estimate(lines[-1]) - estimate(lines[-1].split(". ")[0])
-    key = rng.choice(tuple(entries))
-    if held_out("entry", f"{key}:{entries[key]}") != out:
-        return recall(rng, out, long)
-    notes = f"{rng.choice(_HEADINGS)} {_about(subject)}\n" + ("\n" if form else rng.choice((" ", "\n"))).join(lines)
-    return _placed(rng, subject, notes, key, "" if rng.random() < 0.08 else entries[key])
+        line = form.format(k=key, v=value)
+        entries[key] = value, line
+        room -= estimate(line) + 1
+    return entries
 
 
 def _about(subject: Subject) -> str:
