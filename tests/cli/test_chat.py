@@ -66,6 +66,7 @@ class Peer:
 
     def __init__(self, bodies: list[bytes], status: int = 200, models: bytes = MODELS) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
         self.over = threading.Event()
         peer = self
 
@@ -81,6 +82,7 @@ class Peer:
                 self._answer(status, bodies[min(len(peer.requests), len(bodies)) - 1])
 
             def _answer(self, code: int, body: bytes) -> None:
+                peer.keys.append(self.headers["authorization"])
                 self.send_response(code)
                 self.end_headers()
                 self.wfile.write(body)
@@ -158,6 +160,38 @@ def test_nothing_to_ask(run: Run, peer: PeerFactory, stdin: bytes, message: str)
     assert done.returncode == 2
     assert message in done.stderr
     assert server.requests == []
+
+
+def test_the_key_of_the_environment_goes_to_the_server(
+    run: Run, peer: PeerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = peer(ANSWER)
+    monkeypatch.setenv("PERILUNE_API_KEY", "sk-canary-0123456789")
+    assert run("chat", "--url", server.url, stdin="x").returncode == 0
+    assert server.keys == ["Bearer sk-canary-0123456789"] * 2
+    refusing = peer(b'{"error": {"message": "no key"}}', status=401)
+    refused = run("chat", "--url", refusing.url, stdin="x")
+    assert "answered 401: no key" in refused.stderr
+    assert "PERILUNE_API_KEY holds the key" in refused.stderr
+    assert "canary" not in refused.stderr
+    monkeypatch.setenv("PERILUNE_API_KEY", "canary\nx: y")
+    refused = run("chat", "--url", server.url, stdin="x")
+    assert (refused.returncode, "no header can carry" in refused.stderr, "canary" in refused.stderr) == (2, True, False)
+
+
+def test_a_terminal_is_not_told_what_to_do(run: Run, peer: PeerFactory) -> None:
+    text = "a\x1b]0;x\x07b\u202ec\u200d\r"
+    answer = chunk({"content": text}, "stop") + DONE
+    terminal = Typing(peer(answer).url)
+    try:
+        terminal.see("> ")
+        terminal.type("x\r")
+        terminal.see("a\\x1b]0;x\\x07b\\x202ec\u200d\\x0d")
+        terminal.type("/exit\r")
+        assert terminal.close() == 0
+    finally:
+        terminal.process.kill()
+    assert run("chat", "--url", peer(answer).url, stdin="x").stdout == text + "\n", "a pipe gets every byte"
 
 
 class Typing:
@@ -292,7 +326,7 @@ def test_peers_that_answer_nonsense(peer: PeerFactory, body: bytes, message: str
 
 def test_a_refusal_is_shown(peer: PeerFactory) -> None:
     server = peer(b'{"error": {"message": "too long"}}', status=400)
-    with talking(server.url) as talk, pytest.raises(PeerError, match="the server answered 400: too long"):
+    with talking(server.url) as talk, pytest.raises(PeerError, match="answered 400: too long"):
         talk.ask("x")
 
 

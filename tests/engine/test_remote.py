@@ -55,10 +55,15 @@ async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
             await asyncio.sleep(0.02)
 
 
-def child() -> psutil.Process:
-    """The engine process of this test; those of others may be dying beside it."""
+def engines() -> list[psutil.Process]:
+    """Engine processes of this one; other children, of other tests, may live or be dying beside them."""
     alive = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
-    (process,) = (p for p in alive if "perilune.engine.child" in p.cmdline())
+    return [p for p in alive if "perilune.engine.child" in p.cmdline()]
+
+
+def child() -> psutil.Process:
+    """The engine process of this test."""
+    (process,) = engines()
     return process
 
 
@@ -142,7 +147,7 @@ async def test_what_went_wrong_at_the_start_comes_out_as_it_is(tiny_model: Path,
     shutil.copytree(tiny_model, tmp_path / "model", ignore=ignore)
     with pytest.raises(CheckpointError):
         await RemoteEngine.start(tmp_path / "model")
-    assert not psutil.Process().children()
+    assert not engines()
 
 
 async def test_closing_while_it_loads(tiny_model: Path) -> None:
@@ -151,7 +156,7 @@ async def test_closing_while_it_loads(tiny_model: Path) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not psutil.Process().children()
+    assert not engines()
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "loading"])

@@ -5,6 +5,8 @@ The answer goes to stdout; thinking, tool calls and notes go to stderr. Tools ru
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from perilune.cli.start import (
+    KEY_VARIABLE,
     Device,
     DeviceOption,
     DtypeOption,
@@ -35,12 +38,15 @@ if TYPE_CHECKING:
 MAX_ROUNDS: Final = 16
 """Answers to one question, tool calls included: a model that calls for ever is stopped."""
 _MAX_STDIN: Final = 4 << 20
+_COMMANDS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What a terminal would obey rather than show: control characters, and those that turn the direction of text."""
 
 EPILOG: Final = """\b
 Examples:
   perilune chat
   perilune chat --tools calculator
   perilune chat --url http://127.0.0.1:8000
+  PERILUNE_API_KEY=sk-… perilune chat --url https://k2.example.org
   echo "12+30?" | perilune chat
 
 In a conversation, /new forgets it and /exit or Ctrl-D ends it.
@@ -90,7 +96,8 @@ def chat(
     choice = ModelChoice(model, max_model_len, device, dtype, threads)
     with _server(choice, url) as base:
         fields = {"temperature": temperature, "seed": seed}
-        client = ChatClient(base, name, {key: value for key, value in fields.items() if value is not None})
+        given = {key: value for key, value in fields.items() if value is not None}
+        client = ChatClient(base, name, given, None if url is None else os.environ.get(KEY_VARIABLE))
         try:
             talk = Conversation(client, View(thinking), tuple(tools or ()), system)
             if sys.stdin.isatty():
@@ -181,10 +188,10 @@ class View:
                 self._thought_since = time.monotonic()
             self._in_thought = True
             if self._thinking is Thinking.SHOW:
-                self._err.print(reasoning, end="", style="dim")
+                self._err.print(_shown(reasoning, self._err), end="", style="dim")
         if content:
             self._end_thought()
-            self._out.print(content, end="")
+            self._out.file.write(_shown(content, self._out))  # print() would drop a pipe's control characters
             self._out.file.flush()
 
     def end(self, answer: Answer) -> None:
@@ -199,8 +206,8 @@ class View:
 
     def call(self, call: Call, result: str) -> None:
         """A tool was called and has answered."""
-        self._err.print(f"┌ {call.name} {call.arguments}", style="cyan")
-        self._err.print(f"└ {result}", style="cyan")
+        self._err.print(_shown(f"┌ {call.name} {call.arguments}", self._err), style="cyan")
+        self._err.print(_shown(f"└ {result}", self._err), style="cyan")
 
     def _end_thought(self) -> None:
         if not self._in_thought:
@@ -210,6 +217,11 @@ class View:
             self._err.print()
         elif self._thinking is Thinking.FOLD and self._thought_since is not None:
             self._err.print(f"(thought for {time.monotonic() - self._thought_since:.1f} s)", style="dim")
+
+
+def _shown(text: str, console: Console) -> str:
+    """The same, but a terminal gets escapes of what it would obey; a pipe gets every byte."""
+    return _COMMANDS.sub(lambda found: f"\\x{ord(found[0]):02x}", text) if console.is_terminal else text
 
 
 @contextmanager

@@ -14,13 +14,15 @@ from typing import Any, Final, TypeVar
 import httpx
 import msgspec
 
-from perilune.errors import PeerError
+from perilune.cli.start import KEY_VARIABLE
+from perilune.errors import PeerError, UsageError
 
 T = TypeVar("T")
 
 _CONNECT_S: Final = 5.0
 _DATA: Final = "data: "
 _DONE: Final = "[DONE]"
+_KEY: Final = re.compile(r"[!-~]{1,512}")
 _USER: Final = re.compile(r"(//|^)[^/?#]*@")
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
 
@@ -117,19 +119,26 @@ class ChatClient:
     Args:
         url: with or without ``/v1`` at its end.
         fields: further fields of every request, such as ``temperature``.
+        key: sent as a bearer token, and shown in no error.
 
     Raises:
-        PeerError: nobody answers there, or something that is no such server.
+        PeerError: nobody answers there, or something that is no such server. UsageError: a key that is none.
     """
 
-    def __init__(self, url: str, model: str | None = None, fields: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, url: str, model: str | None = None, fields: Mapping[str, Any] | None = None, key: str | None = None
+    ) -> None:
         base = url.rstrip("/").removesuffix("/v1")
         self.url = _without_password(base)
         self._fields = dict(fields or {})
+        if key is not None and not _KEY.fullmatch(key):
+            raise UsageError("the API key has characters that no header can carry", hint="printable ASCII is needed")
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
         try:
             if not base.startswith(("http://", "https://")):
                 raise ValueError("it does not begin with http:// or https://")
-            self._http = httpx.Client(base_url=base, timeout=httpx.Timeout(None, connect=_CONNECT_S))
+            timeout = httpx.Timeout(None, connect=_CONNECT_S)
+            self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout)
         except (httpx.InvalidURL, ValueError) as error:
             why = "" if "@" in url else f": {error}"  # which may quote a password
             raise PeerError(
@@ -154,7 +163,7 @@ class ChatClient:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     response.read()
-                    raise PeerError(f"the server answered {response.status_code}: {_error_text(response.content)}")
+                    raise self._refused(response)
                 yield from self._deltas(response.iter_lines(), answer)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
@@ -181,11 +190,17 @@ class ChatClient:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         if response.status_code != httpx.codes.OK:
-            raise PeerError(f"{self.url} answered {response.status_code}: {_error_text(response.content)}")
+            raise self._refused(response)
         models = _decode(response.content, _ModelList).data
         if not models:
             raise PeerError(f"{self.url} serves no model")
         return models[0].id
+
+    def _refused(self, response: httpx.Response) -> PeerError:
+        hint = ""
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            hint = f"the environment variable {KEY_VARIABLE} holds the key to send"
+        return PeerError(f"{self.url} answered {response.status_code}: {_error_text(response.content)}", hint=hint)
 
     def _unreachable(self, error: Exception) -> PeerError:
         why = _ERRNO.sub("", str(error))[:200] or type(error).__name__

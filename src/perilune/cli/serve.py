@@ -12,7 +12,7 @@ import typer
 
 from perilune.cli.options import Format, ServeOptions
 from perilune.cli.settings import show
-from perilune.cli.start import Launch, ModelChoice, banner, loader
+from perilune.cli.start import KEY_VARIABLE, Launch, ModelChoice, banner, loader
 from perilune.errors import PeriluneError, UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ Examples:
 Each option can stand in the file (max-num-seqs = 32) and in the environment (PERILUNE_MAX_NUM_SEQS=32).
 A single key for clients can be given as PERILUNE_API_KEY.
 """
-KEY_VARIABLE: Final = "PERILUNE_API_KEY"
 SETTINGS: Final = {"auto_envvar_prefix": "PERILUNE"}
 _BODIES: Final = 4  # of the largest size: two are being tokenised, two arrive or wait
 

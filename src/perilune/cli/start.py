@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from perilune.server.state import Engine, ServerState
 
 BUNDLED: Final = "pico"
+KEY_VARIABLE: Final = "PERILUNE_API_KEY"
+"""Environment variable with a key: the one that ``serve`` asks for, the one that ``chat --url`` sends."""
 _QUESTION: Final = "What is 12+30?"
 _SHORT: Final = 8192
 
