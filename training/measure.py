@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,42 +20,67 @@ from perilune.engine.build import build_engine
 from perilune.engine.engine import Engine
 from perilune.engine.options import EngineOptions
 from perilune.types import FinishReason, Request, SamplingParams, TokenOut
-from training.chats import sample
+from training import chats, nano
 from training.judge import Spoken, Verdict, judge
 from training.samples import Sample, Wish
 
-MAX_TOKENS: Final = 192
-CONTEXT: Final = 1024
 BATCH: Final = 32
 
-WISHES: Final = {
-    "sum": Wish(kind="sum", held_out=True),
-    "difference": Wish(kind="difference", held_out=True),
-    "call": Wish(kind="call", held_out=True, after_tool=False),
-    "answer": Wish(kind="call", held_out=True, after_tool=True),
-    "beyond": Wish(kind="beyond", held_out=True),
-    "talk": Wish(kind="talk"),
-    "other": Wish(kind="other"),
-}
+
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """What a model is measured on.
+
+    Attributes:
+        sample: the generator of its chats.
+        wishes: kinds of chats by the names that figures have.
+        max_tokens: of an answer.
+        context: of a chat and its answer.
+    """
+
+    sample: Callable[[random.Random, Wish], Sample]
+    wishes: Mapping[str, Wish]
+    max_tokens: int
+    context: int
 
 
-def open_engine(folder: Path) -> Engine:
+PICO: Final = Exam(
+    chats.sample,
+    {
+        "sum": Wish(kind="sum", held_out=True),
+        "difference": Wish(kind="difference", held_out=True),
+        "call": Wish(kind="call", held_out=True, after_tool=False),
+        "answer": Wish(kind="call", held_out=True, after_tool=True),
+        "beyond": Wish(kind="beyond", held_out=True),
+        "talk": Wish(kind="talk"),
+        "other": Wish(kind="other"),
+    },
+    max_tokens=192,
+    context=1024,
+)
+NANO: Final = Exam(nano.sample, nano.WISHES, max_tokens=512, context=2560)
+EXAMS: Final[Mapping[str, Exam]] = {"pico": PICO, "nano": NANO}
+"""By the name of the model."""
+
+
+def open_engine(folder: Path, exam: Exam = PICO) -> Engine:
     """The engine on one thread, with room for ``BATCH`` chats at once."""
+    context = exam.context
     options = EngineOptions(
-        max_model_len=CONTEXT, max_num_seqs=BATCH, max_batched_tokens=1024, kv_tokens=BATCH * CONTEXT, threads=1
+        max_model_len=context, max_num_seqs=BATCH, max_batched_tokens=1024, kv_tokens=BATCH * context, threads=1
     )
     return build_engine(folder, options)
 
 
-def speak(engine: Engine, chats: Sequence[Sample], temperature: float) -> list[Spoken]:
+def speak(engine: Engine, asked: Sequence[Sample], temperature: float, max_tokens: int = 192) -> list[Spoken]:
     """Lets the model answer chats, each with its index as its seed."""
     listeners: dict[str, _Listener] = {}
-    for index, chat in enumerate(chats):
+    for index, chat in enumerate(asked):
         tools = read_tools(chat.tools)
         rendered = render(read_messages(chat.messages), tools, engine.tokenizer)
         parser = OutputParser(engine.tokenizer, tools, rendered.history_calls, rendered.starts_in_think)
         listeners[str(index)] = _Listener(parser)
-        sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature, seed=index)
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=index)
         engine.add(Request(id=str(index), prompt=rendered.ids, sampling=sampling))
     while engine.has_work:
         for out in engine.step():
@@ -99,10 +125,12 @@ def group(name: str, chat: Sample) -> str:
     return f"{name}, {max(map(len, re.findall(r'[0-9]+', asked)))} digits"
 
 
-def measure(engine: Engine, count: int, temperature: float, seed: str = "figures") -> Iterator[tuple[str, Verdict]]:
+def measure(
+    engine: Engine, exam: Exam, count: int, temperature: float, seed: str = "figures"
+) -> Iterator[tuple[str, Verdict]]:
     """``count`` chats of every kind: their group and the verdict."""
-    for name, wish in WISHES.items():
+    for name, wish in exam.wishes.items():
         rng = random.Random(f"{seed}:{name}")
-        chats = [sample(rng, wish) for _ in range(count)]
-        for chat, spoken in zip(chats, speak(engine, chats, temperature), strict=True):
+        asked = [exam.sample(rng, wish) for _ in range(count)]
+        for chat, spoken in zip(asked, speak(engine, asked, temperature, exam.max_tokens), strict=True):
             yield group(name, chat), judge(chat, spoken)

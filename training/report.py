@@ -18,7 +18,7 @@ import torch
 from training.configs import RECIPES, Recipe
 from training.evaluate import wilson
 from training.judge import Verdict
-from training.measure import measure, open_engine
+from training.measure import EXAMS, Exam, measure, open_engine
 from training.model import parameter_shapes
 from training.plot import write_curve
 from training.train import ASSETS, ROOT
@@ -37,13 +37,13 @@ Figures = dict[str, dict[str, dict[str, int]]]
 """Temperature → group → ``count``, ``valid``, ``right``."""
 
 
-def figures(folder: Path, count: int) -> Figures:
+def figures(folder: Path, exam: Exam, count: int) -> Figures:
     """``count`` held-out chats of every kind at each temperature."""
-    engine = open_engine(folder)
+    engine = open_engine(folder, exam)
     found: Figures = {}
     for temperature in TEMPERATURES:
         groups: dict[str, list[Verdict]] = defaultdict(list)
-        for name, verdict in measure(engine, count, temperature):
+        for name, verdict in measure(engine, exam, count, temperature):
             groups[name].append(verdict)
         found[f"{temperature:g}"] = {
             name: {
@@ -130,7 +130,7 @@ def report(recipe: Recipe, count: int) -> None:
     folder, results = ASSETS / recipe.name, ROOT / "results" / recipe.name
     log = [json.loads(line) for line in (results / "log.jsonl").read_text().splitlines()]
     write_curve(log, f"{recipe.name}: training", results / "curve.svg")
-    found = figures(folder, count)
+    found = figures(folder, EXAMS[recipe.name], count)
     (results / "figures.json").write_text(json.dumps(found, indent=1) + "\n")
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     (folder / "README.md").write_text(card(recipe, log, found, size))
