@@ -24,6 +24,7 @@ from typing import Any, Final
 import uvloop
 from benchmarks.load.facts import percentile, waited_for_a_core
 
+from perilune import memory
 from perilune.cli.start import bundled_model
 from perilune.config import EngineConfig, ModelSpec, read_json
 from perilune.engine.messages import Abort, News, Submit, decode_from_engine, encode
@@ -167,7 +168,12 @@ async def _main(phases: int, profile: str) -> None:
 
     state = ServerState(("script",))
     sock = bind("127.0.0.1", 0)
-    running = Running(state, sock, load, lambda _: print(base_url(sock), flush=True), grace_s=0)
+
+    def ready(_: object) -> None:
+        memory.settle()  # as `perilune serve` does
+        print(base_url(sock), flush=True)
+
+    running = Running(state, sock, load, ready, grace_s=0)
     observer = _Observer(running, profile)
     loop = asyncio.get_running_loop()
     threading.Thread(target=observer.listen, args=(loop,), daemon=True).start()

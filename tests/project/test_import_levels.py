@@ -15,6 +15,7 @@ LEVELS = {
     "types": 0,
     "config": 0,
     "logs": 0,
+    "memory": 0,
     "layout": 1,
     "quant": 1,
     "kv": 1,
@@ -43,8 +44,23 @@ LEVELS = {
 SAME_LEVEL = {("types", "errors"), ("config", "errors"), ("quant", "native"), ("server", "chat"), ("plan", "recipes")}
 """What a level's members may take from each other, by name."""
 
-TORCH_FREE = ("errors", "types", "config", "logs", "layout", "kv", "text", "native", "sched", "chat", "server", "cli")
+TORCH_FREE = (
+    "errors",
+    "types",
+    "config",
+    "logs",
+    "memory",
+    "layout",
+    "kv",
+    "text",
+    "native",
+    "sched",
+    "chat",
+    "server",
+    "cli",
+)
 TORCH_FREE_FILES = (
+    "memory.py",
     "checkpoint/index.py",
     "engine/addresses.py",
     "engine/admission.py",

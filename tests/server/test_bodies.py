@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perilune.server import memory
+from perilune import memory
 from perilune.server.bodies import FREE_BYTES, Bodies, Body
 from perilune.server.limits import Limits
 from perilune.server.replies import HttpError

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from perilune.engine.options import EngineOptions
     from perilune.server.auth import Key, KeyRing
     from perilune.server.limits import Limits
-    from perilune.server.state import ServerState
+    from perilune.server.state import Engine, ServerState
 
 EPILOG: Final = """\b
 Examples:
@@ -66,7 +66,7 @@ serve.__signature__ = _signature()  # type: ignore[attr-defined]  # what `inspec
 def _serve(options: ServeOptions) -> None:
     import logging
 
-    from perilune import logs
+    from perilune import logs, memory
     from perilune.cli.terminal import LoadView, LogView
     from perilune.engine.addresses import check_event_addresses
     from perilune.engine.remote import Supervision
@@ -92,12 +92,17 @@ def _serve(options: ServeOptions) -> None:
         sock = bind(options.host, options.port, public=public)
         url = base_url(sock)
         view.phase(f"listening on {url}, not ready yet")
+
+        def ready(engine: Engine) -> None:
+            memory.settle()
+            banner(view, engine, url, state)
+
         run_blocking(
             Running(
                 state,
                 sock,
                 load,
-                on_ready=lambda engine: banner(view, engine, url, state),
+                on_ready=ready,
                 grace_s=options.grace,
                 on_hangup=lambda: _hang_up(state, read_keys),
             )

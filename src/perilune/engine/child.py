@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import zmq
 
-from perilune import logs
+from perilune import logs, memory
 from perilune.engine.addresses import check_event_addresses
 from perilune.engine.messages import (
     SOCKETS,
@@ -99,6 +99,7 @@ class _Child:
         pulse.start()
         try:
             engine = self._load()
+            memory.settle()
             pulse.engine = engine
             self._tell(Ready(engine.config, engine.scheduler.pool.num_blocks))
             while self._receive(engine):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from perilune.server import memory
+from perilune import memory
 from perilune.server.replies import HttpError, unavailable
 
 FREE_BYTES: Final = 64 << 10

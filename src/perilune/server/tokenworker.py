@@ -11,8 +11,8 @@ import signal
 import sys
 from typing import BinaryIO
 
+from perilune import memory
 from perilune.errors import RequestError
-from perilune.server import memory
 from perilune.server.tokenjobs import (
     HEAD_BYTES,
     JOBS,
