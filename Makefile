@@ -6,7 +6,7 @@ ARGS ?=
 VENV := .venv/bin
 CODE := src tests scripts $(wildcard benchmarks training)
 
-.PHONY: help run-env dev-env serve test slow lint fmt native-check sanitize pico lock clean
+.PHONY: help run-env dev-env serve test slow lint fmt native-check sanitize pico nano lock clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -45,6 +45,10 @@ sanitize: dev-env ## the native tests under AddressSanitizer and UndefinedBehavi
 pico: dev-env ## the bundled model anew: trained (ten minutes), measured, its card written
 	$(VENV)/python -m training.train --config pico
 	$(VENV)/python -m training.report --config pico
+
+nano: dev-env ## the bundled nano anew: trained (hours; stopped, the same command goes on), measured, its card written
+	$(VENV)/python -m training.train --config nano
+	$(VENV)/python -m training.report --config nano
 
 lock: dev-env ## requirements/*.lock anew (ARGS=--upgrade for newer versions)
 	scripts/lock.sh $(ARGS)

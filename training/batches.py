@@ -1,9 +1,9 @@
-"""Chats as tensors: rendering, loss masks, packing.
+"""Chats as tensors: rendering, loss masks, joining.
 
 A sample becomes one document: the prompt as the server would render it, then the reply. Loss falls on what the model
 itself writes after the last user message: every assistant message of the open tool chain, marks and end included.
-Earlier assistant messages are context only, because rendering has emptied their thoughts. Documents are packed into
-rows; a token attends to its own document only and counts positions from the document's start.
+Earlier assistant messages are context only, because rendering has emptied their thoughts. The documents of a batch lie
+one behind the other without padding; a token attends to its own document only and counts positions from its start.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from perilune.chat.markers import Marker
 from perilune.chat.messages import read_messages, read_tools
 from perilune.chat.render import render
 from perilune.text.tokenizer import Tokenizer
-from training.chats import drill, sample
-from training.samples import Reply, Sample, Wish
+from training.samples import ANYTHING, Reply, Sample, Wish
+from training.sources import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Packed documents. ``wanted`` are indices into the flattened rows whose next id is learned."""
+    """N tokens of joined documents. ``wanted`` are the indices whose next id is learned."""
 
-    ids: Tensor  # int64 [B, T]
-    positions: Tensor  # int64 [B, T], from 0 in every document
-    documents: Tensor  # int64 [B, T], number of the document in its row, -1 on padding
+    ids: Tensor  # int64 [N]
+    positions: Tensor  # int64 [N], from 0 in every document
+    documents: Tensor  # int64 [N], number of the document
+    lengths: tuple[int, ...]
     wanted: Tensor  # int64 [n]
     targets: Tensor  # int64 [n]
 
@@ -84,79 +85,77 @@ def _own_words(prompt: Sequence[int], tokenizer: Tokenizer) -> Iterator[bool]:
             inside = False
 
 
-def drill_document(rng: random.Random, tokenizer: Tokenizer) -> Document:
+def drill_document(source: Source, rng: random.Random, tokenizer: Tokenizer) -> Document:
     """A bare worked answer: nearly every token of it teaches, where most of a chat is prompt.
 
     The restated problem comes from nowhere here and is not learned.
     """
-    text, reply = drill(rng)
+    text, reply = source.drill(rng)
     ids = reply_ids(reply, tokenizer)
     given = 1 + len(tokenizer.encode(text))
     return Document(tuple(ids), tuple(index >= given for index in range(len(ids))))
 
 
-def documents(seed: str, tokens: int, width: int, tokenizer: Tokenizer, drills: float = 0.0) -> list[Document]:
-    """Chats of about ``tokens`` tokens together, none longer than ``width``; a function of its arguments alone.
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one step asks for: documents of about ``tokens`` tokens together, none longer than ``width``.
 
-    Args:
+    Attributes:
         drills: share of the documents that are drills.
     """
-    rng = random.Random(seed)
+
+    seed: str
+    tokens: int
+    width: int
+    drills: float = 0.0
+
+
+def documents(source: Source, order: Order, tokenizer: Tokenizer) -> list[Document]:
+    """The documents of a step, a function of the arguments alone."""
+    rng = random.Random(order.seed)
     found: list[Document] = []
+    tokens = order.tokens
     while tokens > 0:
-        doc = drill_document(rng, tokenizer) if rng.random() < drills else document(sample(rng), tokenizer)
-        if len(doc.ids) <= width:
+        if rng.random() < order.drills:
+            doc = drill_document(source, rng, tokenizer)
+        else:
+            doc = document(source.sample(rng, ANYTHING), tokenizer)
+        if len(doc.ids) <= order.width:
             found.append(doc)
             tokens -= len(doc.ids)
     return found
 
 
-def wished(rng: random.Random, wish: Wish, count: int, tokenizer: Tokenizer) -> list[tuple[Sample, Document]]:
+def wished(
+    source: Source, rng: random.Random, wish: Wish, count: int, tokenizer: Tokenizer
+) -> list[tuple[Sample, Document]]:
     """Chats of one kind, for evaluation."""
-    chats = [sample(rng, wish) for _ in range(count)]
+    chats = [source.sample(rng, wish) for _ in range(count)]
     return [(chat, document(chat, tokenizer)) for chat in chats]
 
 
-def pack(docs: Sequence[Document], width: int) -> Batch:
-    """Puts documents into rows of ``width``, longest first, each where it leaves least room (best fit).
-
-    Raises:
-        ValueError: a document is longer than a row.
-    """
-    rows: list[list[Document]] = []
-    room: list[int] = []
+def shares(docs: Sequence[Document], count: int) -> list[list[Document]]:
+    """Cuts documents into ``count`` lists of about equal size: longest first, each to the list with fewest tokens."""
+    lists: list[list[Document]] = [[] for _ in range(count)]
+    sizes = [0] * count
     for doc in sorted(docs, key=lambda doc: -len(doc.ids)):
-        size = len(doc.ids)
-        if size > width:
-            raise ValueError(f"a document of {size} tokens does not fit into rows of {width}")
-        fitting = [(space, row) for row, space in enumerate(room) if space >= size]
-        if fitting:
-            row = min(fitting)[1]
-            rows[row].append(doc)
-            room[row] -= size
-        else:
-            rows.append([doc])
-            room.append(width - size)
-    return _fill(rows, width)
+        least = sizes.index(min(sizes))
+        lists[least].append(doc)
+        sizes[least] += len(doc.ids)
+    return lists
 
 
-def one_per_row(docs: Sequence[Document]) -> Batch:
-    """A row for each document, in the given order."""
-    return _fill([[doc] for doc in docs], max(len(doc.ids) for doc in docs))
-
-
-def _fill(rows: list[list[Document]], width: int) -> Batch:
-    ids = torch.zeros(len(rows), width, dtype=torch.int64)
-    positions, numbers = torch.zeros_like(ids), torch.full_like(ids, -1)
-    wanted: list[int] = []
-    for row, members in enumerate(rows):
-        start = 0
-        for number, doc in enumerate(members):
-            end = start + len(doc.ids)
-            ids[row, start:end] = torch.tensor(doc.ids)
-            positions[row, start:end] = torch.arange(end - start)
-            numbers[row, start:end] = number
-            wanted += [row * width + start + i - 1 for i, learned in enumerate(doc.learned) if learned]
-            start = end
-    where = torch.tensor(wanted)
-    return Batch(ids, positions, numbers, where, ids.flatten()[where + 1])
+def join(docs: Sequence[Document]) -> Batch:
+    """One behind the other, in the given order."""
+    lengths = tuple(len(doc.ids) for doc in docs)
+    ids = torch.tensor([token for doc in docs for token in doc.ids])
+    learned = torch.tensor([learned for doc in docs for learned in doc.learned])
+    targets = learned.nonzero().squeeze(1)
+    return Batch(
+        ids=ids,
+        positions=torch.cat([torch.arange(length) for length in lengths]),
+        documents=torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
+        lengths=lengths,
+        wanted=targets - 1,
+        targets=ids[targets],
+    )

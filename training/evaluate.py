@@ -16,10 +16,9 @@ import torch
 
 from perilune.config import ModelSpec
 from perilune.text.tokenizer import Tokenizer
-from training.batches import Document, one_per_row, wished
-from training.chats import KINDS
+from training.batches import Document, join, wished
 from training.model import Params, logits
-from training.samples import Wish
+from training.sources import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +43,14 @@ def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def score(params: Params, spec: ModelSpec, docs: Sequence[Document], rows: int = 64) -> Score:
+def score(params: Params, spec: ModelSpec, docs: Sequence[Document], at_once: int = 64) -> Score:
     """Scores documents by everything that is learned in them."""
     greedy, sampled = 0, 0.0
-    for start in range(0, len(docs), rows):
-        part = docs[start : start + rows]
-        batch = one_per_row(part)
+    for start in range(0, len(docs), at_once):
+        part = docs[start : start + at_once]
+        batch = join(part)
         values = logits(params, spec, batch)[0]
-        owner = batch.wanted // batch.ids.shape[1]
+        owner = batch.documents[batch.wanted]
         wrong = torch.zeros(len(part)).index_add(0, owner, (values.argmax(-1) != batch.targets).float())
         chosen = values.log_softmax(-1).gather(1, batch.targets.unsqueeze(1)).squeeze(1)
         greedy += int((wrong == 0).sum())
@@ -59,8 +58,10 @@ def score(params: Params, spec: ModelSpec, docs: Sequence[Document], rows: int =
     return Score(len(docs), greedy, sampled / len(docs))
 
 
-def held_out_sets(tokenizer: Tokenizer, count: int, width: int, seed: str) -> Iterator[tuple[str, list[Document]]]:
-    """``count`` chats of every kind, about operands that training never saw."""
-    for kind in KINDS:
-        chats = wished(random.Random(f"{seed}:{kind}"), Wish(kind=kind, held_out=True), count, tokenizer)
-        yield kind, [doc for _, doc in chats if len(doc.ids) <= width]
+def held_out_sets(
+    source: Source, tokenizer: Tokenizer, count: int, width: int, seed: str
+) -> Iterator[tuple[str, list[Document]]]:
+    """``count`` chats of everything that the source holds out, as far as they are no longer than ``width``."""
+    for name, wish in source.held_out.items():
+        chats = wished(source, random.Random(f"{seed}:{name}"), wish, count, tokenizer)
+        yield name, [doc for _, doc in chats if len(doc.ids) <= width]

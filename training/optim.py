@@ -7,7 +7,9 @@ every direction of a weight is trained at the same pace. Stacked experts are a b
 from __future__ import annotations
 
 import math
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -55,40 +57,46 @@ def rate(course: Course, step: int) -> float:
     return (low * (end - step) + high * (step - start)) / (end - start)
 
 
+def update(state: State, grads: Params, course: Course, step: int, pool: Executor | None = None) -> None:
+    """One step of all parameters, then of their average; parameters are independent and spread over ``pool``."""
+    work = partial(_update_one, state, grads, course, step)
+    largest_first = sorted(state.average, key=lambda name: -state.params[name].numel())
+    for _ in map(work, largest_first) if pool is None else pool.map(work, largest_first):
+        pass
+
+
 @torch.no_grad()
-def update(state: State, grads: Params, course: Course, step: int) -> None:
-    """One step of all parameters, then of their average."""
-    factor = rate(course, step)
-    for name, grad in grads.items():
-        param, momentum = state.params[name], state.momentum[name]
-        if name in state.square:
-            square = state.square[name]
-            momentum.lerp_(grad, 1 - BETAS[0])
-            square.lerp_(grad.square(), 1 - BETAS[1])
-            m = momentum / (1 - BETAS[0] ** (step + 1))
-            v = square / (1 - BETAS[1] ** (step + 1))
-            param.sub_(m / (v.sqrt() + EPS), alpha=course.adam_lr * factor)
-        else:
-            momentum.lerp_(grad, 1 - MOMENTUM)
-            direction = _orthogonal(grad.lerp(momentum, MOMENTUM))
-            scale = math.sqrt(max(1.0, param.shape[-2] / param.shape[-1]))
-            param.sub_(direction, alpha=course.muon_lr * factor * scale)
-    keep = min(course.average, step / (step + 10))
-    for name, average in state.average.items():
-        average.lerp_(state.params[name], 1 - keep)
+def _update_one(state: State, grads: Params, course: Course, step: int, name: str) -> None:
+    param, factor = state.params[name], rate(course, step)
+    if name in grads and name in state.square:
+        momentum, square, grad = state.momentum[name], state.square[name], grads[name]
+        momentum.lerp_(grad, 1 - BETAS[0])
+        square.lerp_(grad.square(), 1 - BETAS[1])
+        m = momentum / (1 - BETAS[0] ** (step + 1))
+        v = square / (1 - BETAS[1] ** (step + 1))
+        param.sub_(m / (v.sqrt() + EPS), alpha=course.adam_lr * factor)
+    elif name in grads:
+        momentum, grad = state.momentum[name], grads[name]
+        momentum.lerp_(grad, 1 - MOMENTUM)
+        direction = _orthogonal(grad.lerp(momentum, MOMENTUM), course.halve)
+        scale = math.sqrt(max(1.0, param.shape[-2] / param.shape[-1]))
+        param.sub_(direction, alpha=course.muon_lr * factor * scale)
+    state.average[name].lerp_(param, 1 - min(course.average, step / (step + 10)))
 
 
-def _orthogonal(matrix: Tensor) -> Tensor:
-    """The orthogonal factor of ``matrix`` [..., out, in], about."""
+def _orthogonal(matrix: Tensor, halve: bool) -> Tensor:
+    """The orthogonal factor of ``matrix`` [..., out, in], about; in bfloat16 if told, as Muon's authors do."""
     tall = matrix.shape[-2] > matrix.shape[-1]
     x = matrix.transpose(-2, -1) if tall else matrix
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+    if halve:
+        x = x.bfloat16()
     a, b, c = _NEWTON_SCHULZ
     for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     factor: Tensor = x.transpose(-2, -1) if tall else x
-    return factor
+    return factor.to(matrix.dtype)
 
 
 @torch.no_grad()

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 380, 60, 150, 40, 45
 COLOURS: Final = ("#1b6ca8", "#c8553d", "#2a9d57", "#8a5fbf", "#b8860b", "#3aa6a6", "#777777", "#d46a9f")
+DASHES: Final = ("", "7 3", "2 3")
+"""A kind's colour comes again with the next of these."""
 
 Point = tuple[float, float]
 
@@ -37,11 +39,11 @@ def curve(lines: Sequence[dict[str, Any]], title: str) -> str:
     ]
     watched = [line for line in lines if "held_out" in line]
     for index, kind in enumerate(watched[-1]["held_out"] if watched else ()):
-        colour = COLOURS[index % len(COLOURS)]
+        colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
         points = [(x(line["tokens"]), share_y(line["held_out"][kind][0])) for line in watched]
         share = watched[-1]["held_out"][kind][0]
         parts += [
-            _line(points, colour, 1.8),
+            _line(points, colour, 1.8, dash),
             _label(WIDTH - RIGHT + 45, TOP + 16 * index, f"{kind} {share:.0%}", colour),
         ]
     return "\n".join((*parts, "</svg>")) + "\n"
@@ -77,6 +79,7 @@ def _label(x: float, y: float, text: str, colour: str) -> str:
     return f'<text x="{x:.1f}" y="{y + 4:.1f}" fill="{colour}">{text}</text>'
 
 
-def _line(points: Sequence[Point], colour: str, width: float) -> str:
+def _line(points: Sequence[Point], colour: str, width: float, dash: str = "") -> str:
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    return f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
+    dashes = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="{width}"{dashes}/>'

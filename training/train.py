@@ -1,10 +1,10 @@
 """Trains a bundled model: ``python -m training.train --config pico``.
 
-Everything follows from the recipe's seed: vocabulary, chats of every step, initial weights. The state is written now
-and then, and a run that was stopped goes on from it to the same bytes (on the same kind of CPU). A finished run's
-state is kept as ``final.safetensors``, so that the next one begins anew. The log is one JSON object per line in
-``training/results/{name}/log.jsonl``; time is counted in CPU seconds as well as wall seconds, since the machine may be
-shared.
+Everything follows from the recipe's seed: vocabulary, chats of every step, initial weights. The state is written every
+two minutes, on SIGTERM and after ``--stop-after``, and a run that was stopped, or killed, goes on from it to the same
+bytes (on the same kind of CPU). A finished run's state is kept as ``final.safetensors``, so that the next one begins
+anew. The log is one JSON object per line in ``training/results/{name}/log.jsonl``; time is counted in CPU seconds as
+well as wall seconds, over all runs (less what a kill threw away), since the machine may be shared.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import random
+import os
+import signal
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial, reduce
@@ -27,18 +29,17 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from perilune.chat.render import DEFAULT_SYSTEM
 from perilune.errors import UsageError
 from perilune.text.tokenizer import Tokenizer
 from training import vocab
-from training.batches import Document, documents, pack
-from training.chats import sample
+from training.batches import Document, Order, documents, join, shares
 from training.configs import RECIPES, Recipe
 from training.evaluate import held_out_sets, score
 from training.export import export
-from training.model import Params, initial, is_bias, logits, stored
+from training.model import Params, halved, initial, is_bias, logits, stored
 from training.optim import State, balance, rate, update
-from training.samples import Sample
+from training.plot import write_curve
+from training.sources import SOURCES
 
 ROOT = Path(__file__).parent
 ASSETS = ROOT.parent / "src" / "perilune" / "assets"
@@ -46,8 +47,7 @@ STATE_FILE = "state.safetensors"
 FINAL_FILE = "final.safetensors"
 Z_LOSS = 1e-4
 LOG_EVERY = 20
-SAVE_EVERY = 200
-VOCAB_CHATS = 4000
+SAVE_SECONDS = 120
 
 
 @dataclass(slots=True)
@@ -60,81 +60,110 @@ class Progress:
     wall_s: float = 0.0
 
 
-def texts(seed: int) -> Iterator[str]:
-    """The plain texts of chats that the vocabulary is learned on."""
-    rng = random.Random(f"{seed}:vocabulary")
-    for _ in range(VOCAB_CHATS):
-        yield from _texts_of(sample(rng))
-
-
-def _texts_of(chat: Sample) -> Iterator[str]:
-    yield DEFAULT_SYSTEM
-    if chat.tools:
-        yield json.dumps(chat.tools, separators=(",", ":"))
-    for message in (*chat.messages, chat.reply.message()):
-        yield from (message["role"], message["content"], message.get("reasoning_content", ""))
-        for call in message.get("tool_calls", ()):
-            yield from (call["id"], call["function"]["arguments"])
-
-
 def tokenizer_of(recipe: Recipe, folder: Path) -> Tokenizer:
     """The recipe's vocabulary, learned on first use and kept in ``folder``."""
     if not (folder / "tiktoken.model").exists():
-        vocab.write(folder, vocab.learn(texts(recipe.course.seed), recipe.num_ranks))
+        vocab.write(folder, vocab.learn(SOURCES[recipe.source].texts(recipe.course.seed), recipe.num_ranks))
     return Tokenizer.from_dir(folder, recipe.spec.vocab_size)
 
 
-def train(recipe: Recipe, run: Path, results: Path, stop: int | None = None) -> State:
+def never() -> bool:
+    """For a run that is not to leave before its end."""
+    return False
+
+
+def train(
+    recipe: Recipe, run: Path, results: Path, stop: int | None = None, leave: Callable[[], bool] = never
+) -> State:
     """Trains to the end of the course, or to step ``stop``, from the state in ``run`` if there is one.
 
     Args:
         run: scratch folder: the vocabulary and the last state.
-        results: kept folder: the log.
+        results: kept folder: the log and the curve.
+        leave: asked after every step; where it says yes, the state is saved and the run ends early.
     """
+    wall, cpu = time.perf_counter(), time.process_time()
     tokenizer = tokenizer_of(recipe, run)
     saved = run / STATE_FILE
     state, progress = _resume(saved, recipe) or (
         State.fresh(initial(recipe.spec, recipe.course.seed)),
         Progress(),
     )
-    results.mkdir(parents=True, exist_ok=True)
-    log = results / "log.jsonl"
-    _keep_lines_before(log, progress.step)
+    wall, cpu = wall - progress.wall_s, cpu - progress.cpu_s
+    log = _Log(results, progress.step)
     end = recipe.course.steps if stop is None else stop
-    wall, cpu = time.perf_counter() - progress.wall_s, time.process_time() - progress.cpu_s
-    pool = ThreadPoolExecutor(recipe.course.shards)
-    while progress.step < end:
-        line = _step(recipe, state, progress, tokenizer, pool)
-        progress.wall_s, progress.cpu_s = time.perf_counter() - wall, time.process_time() - cpu
-        if progress.step % LOG_EVERY == 0:
-            line |= {"wall_s": round(progress.wall_s, 1), "cpu_s": round(progress.cpu_s, 1)}
-            if progress.step % SAVE_EVERY == 0:
+    last_save = time.perf_counter()
+    with ThreadPoolExecutor(recipe.course.shards) as pool, ThreadPoolExecutor(1) as ahead:
+        docs = _documents(recipe, tokenizer, progress.step)
+        while progress.step < end:
+            coming = ahead.submit(_documents, recipe, tokenizer, progress.step + 1)
+            line = _step(recipe, state, progress, docs, pool)
+            docs = coming.result()
+            if progress.step % recipe.course.watch_every == 0:
                 line["held_out"] = _held_out(recipe, state, tokenizer)
-            with log.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            print(json.dumps(line), flush=True)
-        if progress.step % SAVE_EVERY == 0 or progress.step == end:
-            _save(saved, state, progress, recipe)
-    if end == recipe.course.steps:
+            progress.wall_s, progress.cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+            if progress.step % LOG_EVERY == 0:
+                log.write(line | {"wall_s": round(progress.wall_s, 1), "cpu_s": round(progress.cpu_s, 1)})
+            done = progress.step == end or leave()
+            if done or time.perf_counter() - last_save > SAVE_SECONDS:
+                _save(saved, state, progress, recipe)
+                last_save = time.perf_counter()
+            if done:
+                break
+    log.draw(recipe.name)
+    if progress.step == recipe.course.steps:
         saved.replace(run / FINAL_FILE)
     return state
 
 
-def _step(recipe: Recipe, state: State, progress: Progress, tokenizer: Tokenizer, pool: Executor) -> dict[str, Any]:
+class _Log:
+    """One JSON object per line; lines that a killed run wrote after its last saved state are dropped."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self._path = folder / "log.jsonl"
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = [line for line in self._lines() if line["step"] <= step]
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+        fresh.replace(self._path)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        text = self._path.read_text() if self._path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def write(self, line: dict[str, Any]) -> None:
+        text = json.dumps(line)
+        with self._path.open("a") as file:
+            file.write(f"{text}\n")
+        print(text, flush=True)
+
+    def draw(self, name: str) -> None:
+        lines = self._lines()
+        if lines:
+            write_curve(lines, f"{name}: training", self._path.with_name("curve.svg"))
+
+
+def _documents(recipe: Recipe, tokenizer: Tokenizer, step: int) -> list[Document]:
+    course = recipe.course
+    drills = course.drills if step < course.drill_steps else 0.0
+    order = Order(f"{course.seed}:{step}", course.tokens, course.width_at(step), drills)
+    return documents(SOURCES[recipe.source], order, tokenizer)
+
+
+def _step(recipe: Recipe, state: State, progress: Progress, docs: Sequence[Document], pool: Executor) -> dict[str, Any]:
     """One step in place; returns its line of the log.
 
     The step's chats are cut into shards, one thread each, whose sums are added in order: the numbers depend on how many
     shards there are, not on how many threads run them.
     """
     course, step = recipe.course, progress.step
-    drills = course.drills if step < course.drill_steps else 0.0
-    docs = documents(f"{course.seed}:{step}", course.tokens, course.width, tokenizer, drills)
-    shards = [docs[shard :: course.shards] for shard in range(course.shards)]
-    parts = list(pool.map(partial(_gradients, recipe, state.params, step >= course.quantise_from), shards))
+    used = stored(state.params) if step >= course.quantise_from else state.params
+    used = halved(used) if course.halve else used
+    parts = list(pool.map(partial(_gradients, recipe, used), shares(docs, course.shards)))
     count = sum(part.count for part in parts)
-    grads = {name: sum_of([part.grads[name] for part in parts]) / count for name in parts[0].grads}
+    grads = {name: sum_of([part.grads[name].float() for part in parts]) / count for name in parts[0].grads}
     loads = {name: sum_of([part.loads[name] for part in parts]) for name in parts[0].loads}
-    update(state, grads, course, step)
+    update(state, grads, course, step, pool)
     balance(state, loads, course.balance * rate(course, step))
     progress.step += 1
     progress.tokens += sum(len(doc.ids) for doc in docs)
@@ -158,10 +187,10 @@ class _Part:
     loads: dict[str, Tensor]
 
 
-def _gradients(recipe: Recipe, params: Params, quantise: bool, docs: Sequence[Document]) -> _Part:
-    batch = pack(docs, recipe.course.width)
+def _gradients(recipe: Recipe, params: Params, docs: Sequence[Document]) -> _Part:
+    batch = join(docs)
     leaves = {name: p.detach().requires_grad_(not is_bias(name)) for name, p in params.items()}
-    values, loads = logits(stored(leaves) if quantise else leaves, recipe.spec, batch)
+    values, loads = logits(leaves, recipe.spec, batch)
     loss = F.cross_entropy(values, batch.targets, reduction="sum") + Z_LOSS * values.logsumexp(-1).square().sum()
     trained = {name: leaf for name, leaf in leaves.items() if not is_bias(name)}
     grads = torch.autograd.grad(loss, list(trained.values()))
@@ -182,8 +211,9 @@ def sum_of(tensors: Sequence[Tensor]) -> Tensor:
 def _held_out(recipe: Recipe, state: State, tokenizer: Tokenizer) -> dict[str, tuple[float, float]]:
     """Kind → greedy accuracy and expected accuracy at temperature 1 of the averaged weights as exported."""
     params = stored(state.average)
-    sets = held_out_sets(tokenizer, 60, recipe.course.width, "watch")
-    scores = {kind: score(params, recipe.spec, docs) for kind, docs in sets}
+    course = recipe.course
+    sets = held_out_sets(SOURCES[recipe.source], tokenizer, course.watch, course.width, "watch")
+    scores = {kind: score(params, recipe.spec, docs) for kind, docs in sets if docs}
     return {kind: (round(s.accuracy, 3), round(s.sampled, 3)) for kind, s in scores.items()}
 
 
@@ -201,6 +231,8 @@ def _save(path: Path, state: State, progress: Progress, recipe: Recipe) -> None:
     }
     fresh = path.with_suffix(".new")
     save_file(tensors, fresh, {"progress": json.dumps(asdict(progress)), "recipe": _fingerprint(recipe)})
+    with fresh.open("rb") as file:
+        os.fsync(file.fileno())
     fresh.replace(path)
 
 
@@ -224,25 +256,30 @@ def _resume(path: Path, recipe: Recipe) -> tuple[State, Progress] | None:
     return State(**parts), progress
 
 
-def _keep_lines_before(log: Path, step: int) -> None:
-    """Drops lines that a stopped run wrote after its last saved state."""
-    if log.exists():
-        kept = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= step]
-        log.write_text("".join(f"{line}\n" for line in kept))
+def _leave_on_request(seconds: float | None) -> Callable[[], bool]:
+    """True once SIGTERM or SIGINT has come or so many seconds have passed."""
+    asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked.set())
+    end = None if seconds is None else time.monotonic() + seconds
+    return lambda: asked.is_set() or (end is not None and time.monotonic() >= end)
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--config", choices=sorted(RECIPES), default="pico")
+    parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="save and leave; the same command goes on")
     args = parser.parse_args()
+    leave = _leave_on_request(args.stop_after)
     torch.set_num_threads(1)  # the shards are the parallelism
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     recipe = RECIPES[args.config]
     run = ROOT / "runs" / recipe.name
-    state = train(recipe, run, ROOT / "results" / recipe.name)
-    export(state.average, recipe, run, ASSETS / recipe.name)
+    state = train(recipe, run, ROOT / "results" / recipe.name, leave=leave)
+    if not (run / STATE_FILE).exists():
+        export(state.average, recipe, run, ASSETS / recipe.name)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,12 @@ def small() -> Recipe:
     """Pico with three small layers and a course of a few steps."""
     dims = PICO.dims | {"hidden_size": 64, "num_hidden_layers": 3, "n_routed_experts": 4, "intermediate_size": 64}
     course = replace(
-        PICO.course, knots=((-1, 0.0), (1, 1.0), (5, 0.0)), quantise_from=2, drill_steps=3, tokens=400, width=400
+        PICO.course,
+        knots=((-1, 0.0), (1, 1.0), (5, 0.0)),
+        quantise_from=2,
+        drill_steps=3,
+        tokens=400,
+        widths=((0, 400),),
     )
     return replace(PICO, num_ranks=300, dims=dims, course=course)
 

@@ -6,10 +6,11 @@ import random
 
 import pytest
 import torch
-from training.batches import Document, document, documents, drill_document, one_per_row, pack, prompt_ids, reply_ids
+from training.batches import Document, Order, document, documents, drill_document, join, prompt_ids, reply_ids, shares
 from training.chats import KINDS, PLAIN_CALCULATOR, sample
 from training.configs import PICO
 from training.samples import Sample, Wish
+from training.sources import SOURCES
 from training.vocab import gpt2_byte_order, learn
 
 from perilune.text.tokenizer import Tokenizer
@@ -20,9 +21,10 @@ def learned_text(doc: Document, tokenizer: Tokenizer) -> str:
 
 
 def test_equal_seeds_give_equal_documents_and_others_do_not(tokenizer: Tokenizer) -> None:
-    first = documents("1:7", 3000, 512, tokenizer)
-    assert first == documents("1:7", 3000, 512, tokenizer)
-    assert first != documents("1:8", 3000, 512, tokenizer)
+    first = documents(SOURCES["pico"], Order("1:7", 3000, 512), tokenizer)
+    assert first == documents(SOURCES["pico"], Order("1:7", 3000, 512), tokenizer)
+    assert first != documents(SOURCES["pico"], Order("1:8", 3000, 512), tokenizer)
+    assert first != documents(SOURCES["nano"], Order("1:7", 3000, 512), tokenizer)
     assert sum(len(doc.ids) for doc in first) >= 3000
     assert max(len(doc.ids) for doc in first) <= 512
 
@@ -72,39 +74,36 @@ def test_a_reply_is_what_rendering_gives_back_inside_a_chain(tokenizer: Tokenize
 def test_a_drill_teaches_all_but_the_problem(tokenizer: Tokenizer) -> None:
     rng = random.Random(12)
     for _ in range(20):
-        doc = drill_document(rng, tokenizer)
+        doc = drill_document(SOURCES["pico"], rng, tokenizer)
         problem, _, rest = tokenizer.decode(doc.ids).removeprefix("<think>").partition("\n")
         assert learned_text(doc, tokenizer) == f"\n{rest}"
         assert rest.endswith(".<|im_end|>")
         assert len(problem) == doc.learned.index(True) - 1, "digits and signs are single tokens"
 
 
-def test_packing_keeps_every_document_whole(tokenizer: Tokenizer) -> None:
-    docs = documents("pack", 4000, 384, tokenizer)
-    batch = pack(docs, 384)
-    found = []
-    for row in range(len(batch.ids)):
-        for number in range(int(batch.documents[row].max()) + 1):
-            inside = batch.documents[row] == number
-            found.append(tuple(batch.ids[row][inside].tolist()))
-            assert batch.positions[row][inside].tolist() == list(range(int(inside.sum())))
-    assert sorted(found) == sorted(doc.ids for doc in docs)
+def test_joining_keeps_every_document_whole(tokenizer: Tokenizer) -> None:
+    docs = documents(SOURCES["pico"], Order("join", 4000, 384), tokenizer)
+    batch = join(docs)
+    for number, doc in enumerate(docs):
+        inside = batch.documents == number
+        assert tuple(batch.ids[inside].tolist()) == doc.ids
+        assert batch.positions[inside].tolist() == list(range(len(doc.ids)))
     assert len(batch.targets) == sum(sum(doc.learned) for doc in docs)
-    assert torch.equal(batch.ids.flatten()[batch.wanted + 1], batch.targets)
-    same = batch.documents.flatten()
-    assert torch.equal(same[batch.wanted], same[batch.wanted + 1]), "nothing is predicted across documents"
+    assert torch.equal(batch.ids[batch.wanted + 1], batch.targets)
+    assert torch.equal(batch.documents[batch.wanted], batch.documents[batch.wanted + 1]), "nothing across documents"
 
 
-def test_a_document_longer_than_a_row_is_refused() -> None:
-    with pytest.raises(ValueError, match="9 tokens does not fit into rows of 8"):
-        pack([Document((0,) * 9, (True,) * 9)], 8)
+def test_joining_keeps_the_order() -> None:
+    batch = join([Document((1, 2), (False, True)), Document((3, 4, 5), (False, True, True))])
+    assert batch.ids.tolist() == [1, 2, 3, 4, 5]
+    assert (batch.wanted.tolist(), batch.targets.tolist()) == ([0, 2, 3], [2, 4, 5])
 
 
-def test_one_per_row_keeps_the_order() -> None:
-    docs = [Document((1, 2), (False, True)), Document((3, 4, 5), (False, True, True))]
-    batch = one_per_row(docs)
-    assert batch.ids.tolist() == [[1, 2, 0], [3, 4, 5]]
-    assert batch.targets.tolist() == [2, 4, 5]
+def test_shares_are_even_and_lose_nothing(tokenizer: Tokenizer) -> None:
+    docs = documents(SOURCES["pico"], Order("share", 4000, 384), tokenizer)
+    first, second = shares(docs, 2)
+    assert sorted(doc.ids for doc in first + second) == sorted(doc.ids for doc in docs)
+    assert abs(sum(len(doc.ids) for doc in first) - sum(len(doc.ids) for doc in second)) <= 100
 
 
 def test_vocabulary_has_kimis_byte_order_and_no_digit_in_a_merge(tokenizer: Tokenizer) -> None:

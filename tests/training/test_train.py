@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training.configs import Recipe
+from training.configs import NANO, Recipe
 from training.evaluate import wilson
 from training.export import export
 from training.model import initial
@@ -45,6 +45,31 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(small: Recipe, folders: Iterato
     assert not (two / "state.safetensors").exists(), "the next run begins anew"
     other = train(replace(small, course=replace(small.course, seed=2)), three, three, stop=1)
     assert not torch.equal(other.params["lm_head.weight"], whole.params["lm_head.weight"])
+
+
+def test_nano_goes_on_to_the_same_bytes_after_leaving(folders: Iterator[Path]) -> None:
+    course = replace(NANO.course, tokens=300, knots=((-1, 0.0), (2, 1.0), (4, 0.0)), quantise_from=2)
+    nano = replace(
+        NANO, num_ranks=300, course=replace(course, widths=((0, 256), (3, 600)), drill_steps=2, watch_every=9)
+    )
+    one, two = next(folders), next(folders)
+    whole = train(nano, one, one)
+    asked: list[int] = []
+    while (two / "state.safetensors").exists() or not asked:
+        asked.append(1)
+        resumed = train(nano, two, two, leave=lambda: True)
+    assert len(asked) == 4, "it leaves after every step"
+    for part in ("params", "momentum", "square", "average"):
+        first, second = getattr(whole, part), getattr(resumed, part)
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_line_cut_off_by_a_kill_is_dropped(small: Recipe, folders: Iterator[Path]) -> None:
+    run = next(folders)
+    kept = '{"step": 0, "tokens": 1, "loss": 5.0}\n'
+    (run / "log.jsonl").write_text(kept + '{"step": 7, "tokens": 9, "loss": 4.0}\n{"st')
+    train(small, run, run, stop=1)
+    assert (run / "log.jsonl").read_text() == kept
 
 
 def test_a_state_does_not_go_on_under_another_recipe(small: Recipe, folders: Iterator[Path]) -> None:
