@@ -16,7 +16,7 @@ from training.nano.heldout import held_out
 from training.nano.stories import FRAMES
 from training.nano.worked import Step
 from training.samples import Message, Sample, Wish
-from training.train import _texts_of
+from training.sources import SOURCES
 
 from perilune.chat.messages import check_strict, read_messages, read_tools
 from perilune.chat.parse import CallDelta, CallStart, ContentDelta, OutputParser, ReasoningDelta
@@ -200,9 +200,9 @@ def test_every_kind_comes_up() -> None:
 
 @pytest.mark.slow
 def test_lengths_fit_a_vocabulary_of_1024(tmp_path: Path) -> None:
-    rng = random.Random("vocabulary")
-    vocab.write(tmp_path, vocab.learn((text for _ in range(4000) for text in _texts_of(sample(rng))), 1024))
+    vocab.write(tmp_path, vocab.learn(SOURCES["nano"].texts(1), 1024))
     tokenizer = Tokenizer.from_dir(tmp_path, 1024 + 256)
+    rng = random.Random("lengths")
     chats = [sample(rng) for _ in range(3000)]
     chats += [sample(rng, wish) for wish in WISHES.values() for _ in range(150)]
     lengths = [len(document(chat, tokenizer).ids) for chat in chats]
