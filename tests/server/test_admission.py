@@ -40,7 +40,7 @@ def serving(
         return engine, SamplingDefaults()
 
     keys = None if key is None else KeyRing([key_of("canary", KEY, key)])
-    state = ServerState(("m",), limits, keys, log)
+    state = ServerState(("m", "alias"), limits, keys, log)
     headers = {} if key is None else {"authorization": f"Bearer {KEY}"}
     with (
         background(Running(state, bind("127.0.0.1", 0), load, grace_s=0)) as url,
@@ -165,6 +165,50 @@ def test_prompts_of_one_request_are_charged_together_or_not_at_all(script: Scrip
         assert client.post("/v1/completions", json={"prompt": ["y" * 30] * 2}).status_code == 200
 
 
+def test_what_never_began_is_neither_charged_nor_billed(script: ScriptFactory, tmp_path: Path) -> None:
+    engine = script(finish=None)
+    log = UsageLog(tmp_path / "usage.jsonl")
+    limits = Limits(queue_timeout_s=0.2)
+    with serving(engine, limits, KeyLimits(tokens_per_minute=300), log) as (client, _):
+        response = client.post("/v1/completions", json={"prompt": "x" * 200})
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "queue_timeout")
+        assert int(response.headers["x-ratelimit-remaining-tokens"]) == 300
+        told = client.get("/metrics").text
+        assert 'perilune_requests_total{outcome="refused"} 1.0' in told
+    (written,) = map(json.loads, (tmp_path / "usage.jsonl").read_text().splitlines())
+    assert (written["prompt_tokens"], written["error"]) == (0, "queue_timeout")
+
+
+def test_a_lower_concurrency_is_the_key_s_own_limit_for_those_who_wait(script: ScriptFactory) -> None:
+    engine = script(finish=None)
+    engine.steps = [engine.ids("a")]
+    with serving(engine, Limits(queue_timeout_s=0.5, request_timeout_s=2), KeyLimits(concurrency=2)) as (client, state):
+        answers: list[httpx.Response] = []
+        threads = [ask_aside(client, {**ASK, "n": 2}, answers)]
+        until(lambda: engine.running == 2)
+        threads.append(ask_aside(client, ASK, answers))
+        until(lambda: state.in_flight == 2)
+        state.set_keys(KeyRing([key_of("canary", KEY, KeyLimits(concurrency=1))]))
+        for thread in threads:
+            thread.join()
+        assert sorted(answer.status_code for answer in answers) == [408, 429]
+        assert state.admission.stats.queue_timeouts == 0
+
+
+def test_a_stream_that_failed_is_told_apart_in_the_logs(script: ScriptFactory, tmp_path: Path) -> None:
+    engine = script(finish=None)
+    engine.steps = [engine.ids("a")]
+    log = UsageLog(tmp_path / "usage.jsonl")
+    with serving(engine, Limits(request_timeout_s=0.3), None, log) as (client, _):
+        assert client.post(CHAT, json={**ASK, "stream": True}).status_code == 200
+        assert client.post(CHAT, content=b"{").status_code == 415
+        told = client.get("/metrics").text
+        assert 'perilune_requests_total{outcome="refused"} 2.0' in told
+    first, second = map(json.loads, (tmp_path / "usage.jsonl").read_text().splitlines())
+    assert (first["status"], first["error"], first["finish"]) == (200, "deadline_exceeded", ["abort"])
+    assert (second["status"], second["error"]) == (415, "unsupported_media_type")
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_the_deadline_of_a_request(script: ScriptFactory, stream: bool) -> None:
     engine = script(finish=None)
@@ -240,14 +284,15 @@ def test_the_usage_log(script: ScriptFactory, tmp_path: Path) -> None:
         client.get("/v1/models")
         path.rename(tmp_path / "usage.1")
         log.reopen()
-        client.post(CHAT, json=ASK)
+        client.post(CHAT, json={**ASK, "model": "alias"})
     first, second = [json.loads(line) for line in (tmp_path / "usage.1").read_text().splitlines()]
     assert (first["request_id"], first["key"], first["model"], first["status"]) == (trace, "canary", "m", 200)
     assert first["prompt_tokens"] == len(engine.requests[0].prompt)
     assert (first["completion_tokens"], first["finish"]) == (3, ["stop"])
     assert 0 <= first["queued_s"] <= first["total_s"]
     assert (second["status"], second["completion_tokens"]) == (400, 0)
-    assert len(path.read_text().splitlines()) == 1
+    (last,) = map(json.loads, path.read_text().splitlines())
+    assert last["model"] == "alias"
     for text in (path.read_text(), (tmp_path / "usage.1").read_text()):
         assert KEY not in text
     assert oct(path.stat().st_mode & 0o777) == "0o640"

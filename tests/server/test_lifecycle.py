@@ -196,6 +196,27 @@ def test_the_end_of_an_answer_that_is_awaited_whole(script: ScriptFactory) -> No
     assert got[0].json()["error"]["code"] == "shutting_down"
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_the_end_while_a_body_is_read(script: ScriptFactory, path: str) -> None:
+    state = ServerState(("m",))
+    server = InThread(Running(state, bind("127.0.0.1", 0), loads(script()), grace_s=0))
+    wait_for_phase(server, "ready")
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
+    with socket.create_connection(server.running.sock.getsockname(), timeout=10) as client:
+        client.sendall(head.encode() + b'{"prom')
+        while not state.in_flight:
+            time.sleep(0.01)
+        server.running.stop()
+        answer = b""
+        while more := client.recv(4096):
+            answer += more
+    server.join()
+    head, _, body = answer.decode().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 503 ")
+    assert "connection: close" in head
+    assert json.loads(body)["error"]["code"] == "shutting_down"
+
+
 def test_a_port_in_use() -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]

@@ -25,7 +25,7 @@ from perilune.logs import fields
 from perilune.server.admission import TENANT
 from perilune.server.limits import ClientGone, drain
 from perilune.server.records import RECORD, Record
-from perilune.server.replies import HttpError, error_info, error_response
+from perilune.server.replies import HttpError, error_info, error_response, unavailable
 from perilune.server.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ OPEN: Final = frozenset({"/health", "/ready"})
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 TRACE_ID: Final = "perilune.trace_id"
 """Key of the scope under which endpoints find the id of this request."""
+
+SHUTTING_DOWN: Final = "the server is shutting down, the answer was not finished"
 
 _ECHOED_ID: Final = re.compile(r"[!-~]{1,128}")
 _MAX_PATH: Final = 200
@@ -63,6 +65,9 @@ class Edge:
             await self._app({**inner, "app": self}, exchange.receive, exchange.send)
         except ClientGone:
             record.client_gone = True
+        except asyncio.CancelledError:
+            # The grace at the server's end is over. Nobody is left to cancel us for anything else.
+            await self._refuse(exchange, unavailable(SHUTTING_DOWN, code="shutting_down"))
         except Exception as error:  # noqa: BLE001 - the last handler: whatever it is, the client gets one JSON shape
             await self._refuse(exchange, _as_http_error(error))
         finally:
@@ -110,20 +115,20 @@ class Edge:
                 ),
             )
         if record.wanted_engine and self._state.usage_log is not None:
-            record.model = self._state.names[0]
+            record.model = record.model or self._state.names[0]
             self._state.usage_log.write(record.usage(record.started + seconds))
 
     async def _refuse(self, exchange: _Exchange, error: Exception) -> None:
         status, info = error_info(error)
         exchange.record.error = info.code or info.type
-        if status == 500 or exchange.started:
+        if status == 500 or (exchange.started and info.code != "shutting_down"):
             logger.error("request failed", exc_info=error, extra=fields(id=exchange.record.id))
         if exchange.started:
             return  # the server closes the connection: a response cut short can't look complete
         response = error_response(error)
         if not exchange.body_read:
             response.headers["connection"] = "close"
-            if "expect" not in Headers(scope=exchange.scope):
+            if "expect" not in Headers(scope=exchange.scope) and info.code != "shutting_down":
                 await drain(exchange.receive, self._state.limits)
         await response(exchange.scope, exchange.receive, exchange.send)
 

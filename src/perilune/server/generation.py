@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from perilune.errors import PeriluneError
 from perilune.server.bodies import Body
-from perilune.server.edge import TRACE_ID
+from perilune.server.edge import SHUTTING_DOWN, TRACE_ID
 from perilune.server.exchange import EventStream, unless_gone
 from perilune.server.fanout import run
 from perilune.server.limits import read_json_body
@@ -25,7 +25,7 @@ from perilune.server.metered import MeteredEngine
 from perilune.server.metrics import Metrics, Watch
 from perilune.server.prepare import Order, known_ids
 from perilune.server.records import RECORD, Record
-from perilune.server.replies import ErrorInfo, error_info, json_response, unavailable
+from perilune.server.replies import error_info, json_response, unavailable
 from perilune.server.state import Engine, ServerState
 from perilune.server.tokenjobs import Job
 from perilune.server.tokenpool import TokenPool
@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 WARNING_HEADER: Final = "x-perilune-warning"
 SEED_HEADER: Final = "x-perilune-seed"
-_SHUTTING_DOWN: Final = "the server is shutting down, the answer was not finished"
 
 
 class Answer(Protocol):
@@ -106,18 +105,16 @@ class GenerationEndpoint(Generic[TaskT]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self.services.state
-        with state.admit(scope) as engine, state.bodies.body() as body:
+        with self.services.metrics.watch() as watch, state.admit(scope) as engine, state.bodies.body() as body:
             await read_json_body(scope, receive, state.limits, body)
+            watch.received()
             stream = EventStream(send, state.limits.send_timeout_s)
-            watch = self.services.metrics.watch()
             try:
-                with watch:
-                    await unless_gone(self._answer(engine, body, scope, stream, watch), receive)
-            except asyncio.CancelledError:
-                # The grace at the server's end is over. Nobody is left to cancel us for anything else.
-                if not stream.started:
-                    raise unavailable(_SHUTTING_DOWN, code="shutting_down") from None
-                await stream.fail(ErrorInfo(message=_SHUTTING_DOWN, type="server_error", code="shutting_down"))
+                await unless_gone(self._answer(engine, body, scope, stream, watch), receive)
+            except asyncio.CancelledError:  # at the server's end, see ``edge``
+                if stream.started:
+                    await self._fail(stream, scope, unavailable(SHUTTING_DOWN, code="shutting_down"))
+                raise
             finally:
                 stream.close()
 
@@ -125,8 +122,7 @@ class GenerationEndpoint(Generic[TaskT]):
         task = await self.services.pool.prepare(self.job, body, self.services.facts(engine), engine.tokenizer)
         answer = self.answer(task, scope[TRACE_ID], engine.tokenizer, watch)
         order = answer.order
-        record: Record | None = scope.get(RECORD)
-        if record is not None:
+        if (record := _record(scope)) is not None:
             record.model = order.model
         watch.begin(order)
         headers = {SEED_HEADER: str(order.seed)}
@@ -146,9 +142,8 @@ class GenerationEndpoint(Generic[TaskT]):
         except PeriluneError as error:
             if not stream.started:
                 raise
-            logger.error("a request failed in its stream: %s", error.message)
-            watch.failed()
-            await stream.fail(error_info(error)[1])
+            watch.failed(error)
+            await self._fail(stream, scope, error)
             return
         if not order.stream:
             await stream.respond(json_response(answer.whole(), 200, headers))
@@ -156,3 +151,16 @@ class GenerationEndpoint(Generic[TaskT]):
         for event in answer.end():
             await stream.write(event)
         await stream.end()
+
+    async def _fail(self, stream: EventStream, scope: Scope, error: PeriluneError) -> None:
+        """An error after the first event: told as the last one, and in the logs, whose status says 200."""
+        info = error_info(error)[1]
+        logger.error("a request failed in its stream: %s", error.message)
+        if (record := _record(scope)) is not None:
+            record.error = info.code or info.type
+        await stream.fail(info)
+
+
+def _record(scope: Scope) -> Record | None:
+    found: Record | None = scope.get(RECORD)
+    return found

@@ -44,6 +44,7 @@ class MeteredEngine:
         most = min(engine.config.max_num_seqs, tenant.limits.concurrency or engine.config.max_num_seqs)
         self._places = asyncio.Semaphore(most)
         self._timer: asyncio.Timeout | None = None
+        self._sent = False  # something of it has come past its key's concurrency
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -86,7 +87,6 @@ class MeteredEngine:
         self._tenant.check_tokens(total, now)
         self._admission.queue(total)
         self._tenant.charge(total, now)
-        self._record.prompt_tokens += total
         self._waiting = prompts
         queue_deadline = now + self._admission.queue_timeout_s
         try:
@@ -97,8 +97,10 @@ class MeteredEngine:
                 raise
             raise self._late(clock()) from None
         finally:
-            self._admission.unqueue(sum(self._waiting.values()))
+            unread = sum(self._waiting.values())
             self._waiting = {}
+            self._admission.unqueue(unread)
+            self._tenant.refund(unread, clock())
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
         """The engine's news of one sequence that was let in, as soon as there is a place for it.
@@ -111,6 +113,7 @@ class MeteredEngine:
             await places.enter_async_context(self._places)
             if self._tenant.places is not None:
                 await places.enter_async_context(self._tenant.places)
+            self._sent = True
             wait = self._admission.wait(clock())
             meter = _Meter(self._record, self._tenant, counts_cached=id(request.prompt) in self._waiting)
             try:
@@ -131,17 +134,16 @@ class MeteredEngine:
 
     def _begin_prompt(self, request: Request) -> None:
         """The first step of a sequence: what it waited for is over, and the queue's deadline with it."""
-        self._admission.unqueue(self._waiting.pop(id(request.prompt), 0))
+        tokens = self._waiting.pop(id(request.prompt), 0)
+        self._admission.unqueue(tokens)
+        self._record.prompt_tokens += tokens
         if self._timer is not None and not self._timer.expired():
             self._timer.reschedule(self._deadline)
 
     def _late(self, now: float) -> HttpError:
         """What to say where the time was over."""
         if now < self._deadline:
-            places = self._tenant.places
-            if places is not None and places.locked():
-                return self._tenant.too_many("sequences", now)
-            return self._admission.late_in_queue()
+            return self._admission.late_in_queue() if self._sent else self._tenant.too_many("sequences", now)
         self._admission.stats.request_timeouts += 1
         seconds = self._deadline - self._record.started
         # OpenAI's SDKs heed it: coming back at once would only be late again.

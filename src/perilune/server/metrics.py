@@ -20,9 +20,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from perilune.errors import PeriluneError
 from perilune.server.limits import ClientGone
 from perilune.server.prepare import Order
-from perilune.server.replies import error_info
+from perilune.server.replies import HttpError, error_info
 from perilune.server.state import ServerState
 from perilune.types import TokenOut
 
@@ -129,13 +130,13 @@ class Watch:
         self._order: Order | None = None
         self._last: list[float] = []
         self._told: list[int] = []
-        self._failed = False
+        self._error: PeriluneError | None = None
 
     def __enter__(self) -> Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        outcome = "error" if self._failed else _outcome(error)
+        outcome = _outcome(self._error or error)
         self._metrics.requests.labels(outcome).inc()
         if outcome == "complete":
             self._metrics.duration.observe(time.monotonic() - self._start)
@@ -165,9 +166,13 @@ class Watch:
         self._metrics.dropped_calls.inc(dropped_calls)
         self._metrics.invalid_arguments.inc(invalid_arguments)
 
-    def failed(self) -> None:
+    def received(self) -> None:
+        """Its body is there: times count from now, whatever the client's line is like."""
+        self._start = time.monotonic()
+
+    def failed(self, error: PeriluneError) -> None:
         """The request failed, and its client was told so in the stream."""
-        self._failed = True
+        self._error = error
 
     def _tokens(self, index: int, more: int, out: TokenOut) -> None:
         metrics, now = self._metrics, time.monotonic()
@@ -190,7 +195,9 @@ def _outcome(error: BaseException | None) -> str:
         return "client_gone"
     if isinstance(error, asyncio.CancelledError):
         return "shutdown"
-    return "refused" if error_info(error)[0] < 500 else "error"
+    status = error_info(error)[0]
+    full = status == 503 and isinstance(error, HttpError)
+    return "refused" if status < 500 or full else "error"
 
 
 class _TokenCounts(Collector):

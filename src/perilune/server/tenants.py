@@ -99,6 +99,10 @@ class Tenant:
         if tokens and (bucket := self._tokens(now)) is not None:
             bucket.take(tokens, now)
 
+    def refund(self, tokens: int, now: float) -> None:
+        """Tokens that were charged, of prompts that never began to run."""
+        self.charge(-tokens, now)
+
     def headers(self, now: float) -> Mapping[str, str]:
         """``x-ratelimit-…`` of the limits that there are."""
         found: dict[str, str] = {}
