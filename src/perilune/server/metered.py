@@ -142,7 +142,7 @@ class MeteredEngine:
 
     def _late(self, now: float) -> HttpError:
         """What to say where the time was over."""
-        if now < self._deadline:
+        if self._record.queued_s is None and now < self._deadline:
             return self._admission.late_in_queue() if self._sent else self._tenant.too_many("sequences", now)
         self._admission.stats.request_timeouts += 1
         seconds = self._deadline - self._record.started
