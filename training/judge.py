@@ -17,11 +17,12 @@ from training.samples import Sample, Tool
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """An answer as a client sees it. ``calls``: name and raw arguments."""
+    """An answer as a client sees it. ``calls``: name and raw arguments. ``thought`` is for readers and never judged."""
 
     content: str
     calls: tuple[tuple[str, str], ...]
     finish: FinishReason | None
+    thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)

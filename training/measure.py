@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from perilune.chat.messages import read_messages, read_tools
-from perilune.chat.parse import CallDelta, CallStart, ContentDelta, OutputParser
+from perilune.chat.parse import CallDelta, CallStart, ContentDelta, OutputParser, ReasoningDelta
 from perilune.chat.render import render
 from perilune.engine.build import build_engine
 from perilune.engine.engine import Engine
@@ -93,7 +93,7 @@ class _Listener:
 
     def __init__(self, parser: OutputParser) -> None:
         self._parser = parser
-        self._content = ""
+        self._content = self._thought = ""
         self._names: list[str] = []
         self._arguments: dict[int, str] = {}
         self._finish: FinishReason | None = None
@@ -106,6 +106,8 @@ class _Listener:
         for event in events:
             if isinstance(event, ContentDelta):
                 self._content += event.text
+            elif isinstance(event, ReasoningDelta):
+                self._thought += event.text
             elif isinstance(event, CallStart):
                 self._names.append(event.name)
             elif isinstance(event, CallDelta):
@@ -114,7 +116,7 @@ class _Listener:
     @property
     def spoken(self) -> Spoken:
         calls = tuple((name, self._arguments.get(index, "")) for index, name in enumerate(self._names))
-        return Spoken(self._content, calls, self._finish)
+        return Spoken(self._content, calls, self._finish, self._thought)
 
 
 def group(name: str, chat: Sample) -> str:
@@ -125,12 +127,20 @@ def group(name: str, chat: Sample) -> str:
     return f"{name}, {max(map(len, re.findall(r'[0-9]+', asked)))} digits"
 
 
-def measure(
-    engine: Engine, exam: Exam, count: int, temperature: float, seed: str = "figures"
-) -> Iterator[tuple[str, Verdict]]:
-    """``count`` chats of every kind: their group and the verdict."""
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A chat, what the model answered, and what that was worth."""
+
+    group: str
+    chat: Sample
+    spoken: Spoken
+    verdict: Verdict
+
+
+def measure(engine: Engine, exam: Exam, count: int, temperature: float, seed: str = "figures") -> Iterator[Answered]:
+    """``count`` chats of every kind, answered and judged."""
     for name, wish in exam.wishes.items():
         rng = random.Random(f"{seed}:{name}")
         asked = [exam.sample(rng, wish) for _ in range(count)]
         for chat, spoken in zip(asked, speak(engine, asked, temperature, exam.max_tokens), strict=True):
-            yield group(name, chat), judge(chat, spoken)
+            yield Answered(group(name, chat), chat, spoken, judge(chat, spoken))

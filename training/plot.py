@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 380, 60, 150, 40, 45
+PLOT, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 550, 380, 60, 150, 40, 45
+KEY = 45
+"""Pixels between the plot and the key at its right."""
+LETTER = 7
 COLOURS: Final = ("#1b6ca8", "#c8553d", "#2a9d57", "#8a5fbf", "#b8860b", "#3aa6a6", "#777777", "#d46a9f")
 DASHES: Final = ("", "7 3", "2 3")
 """A kind's colour comes again with the next of these."""
@@ -21,13 +24,17 @@ def curve(lines: Sequence[dict[str, Any]], title: str) -> str:
     losses = [(line["tokens"], line["loss"]) for line in lines]
     low, high = math.log10(min(y for _, y in losses)), math.log10(max(y for _, y in losses))
     low, high = math.floor(low * 2) / 2, math.ceil(high * 2) / 2
-    x = _scale(0, last, LEFT, WIDTH - RIGHT)
+    watched = [line for line in lines if "held_out" in line]
+    keys = [f"{kind} {share[0]:.0%}" for kind, share in (watched[-1]["held_out"] if watched else {}).items()]
+    end = LEFT + PLOT
+    width = end + max(RIGHT, KEY + LETTER * max(map(len, keys), default=0))
+    x = _scale(0, last, LEFT, end)
     loss_y = _scale(low, high, HEIGHT - BOTTOM, TOP)
     share_y = _scale(0, 1, HEIGHT - BOTTOM, TOP)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}"',
         'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<rect width="{width}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="22" font-size="15">{title}</text>',
         *_axes(x, share_y, last),
         _label(LEFT - 48, TOP - 8, "loss", "#222"),
@@ -37,15 +44,11 @@ def curve(lines: Sequence[dict[str, Any]], title: str) -> str:
         ),
         _line([(x(t), loss_y(math.log10(y))) for t, y in losses], "#222222", 1.2),
     ]
-    watched = [line for line in lines if "held_out" in line]
     for index, kind in enumerate(watched[-1]["held_out"] if watched else ()):
         colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
-        points = [(x(line["tokens"]), share_y(line["held_out"][kind][0])) for line in watched]
-        share = watched[-1]["held_out"][kind][0]
-        parts += [
-            _line(points, colour, 1.8, dash),
-            _label(WIDTH - RIGHT + 45, TOP + 16 * index, f"{kind} {share:.0%}", colour),
-        ]
+        held_out = [(line["tokens"], line["held_out"][kind]) for line in watched if kind in line["held_out"]]
+        points = [(x(tokens), share_y(share)) for tokens, (share, _) in held_out]
+        parts += [_line(points, colour, 1.8, dash), _label(end + KEY, TOP + 16 * index, keys[index], colour)]
     return "\n".join((*parts, "</svg>")) + "\n"
 
 
@@ -62,8 +65,8 @@ def _axes(x: Callable[[float], float], share_y: Callable[[float], float], last: 
     parts = []
     for share in (0, 0.25, 0.5, 0.75, 1):
         y = share_y(share)
-        parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(_label(WIDTH - RIGHT + 6, y, f"{share:.0%}", "#555"))
+        parts.append(f'<path d="M{LEFT} {y:.1f}H{LEFT + PLOT}" stroke="#ddd"/>')
+        parts.append(_label(LEFT + PLOT + 6, y, f"{share:.0%}", "#555"))
     for step in range(6):
         tokens = last * step / 5
         parts.append(_label(x(tokens) - 10, HEIGHT - BOTTOM + 18, f"{tokens / 1e6:.1f}", "#222"))
