@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import psutil
 import pytest
 import zmq
 
-from perilune.engine import replay
+from perilune.engine import replay, subscriptions
 from perilune.engine.publish import EventPublisher
 from perilune.engine.replay import BUFFERED, CLIENTS, END_OF_REPLAY, Backlog, packed
 from perilune.errors import PortError
@@ -212,6 +213,62 @@ def test_hostile_messages_change_nothing() -> None:
         assert receive(bench.subscriber())[0] == b"kv"
     finally:
         bench.close()
+
+
+@pytest.mark.parametrize("size", [900, 40])
+def test_subscriptions_take_no_memory_and_others_go_on(bench: Bench, size: int) -> None:
+    """ZMQ alone keeps 40 KB for a topic of 900 bytes, for good."""
+    subscriber = bench.subscriber(b"kv")
+    before = psutil.Process().memory_info().rss
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
+    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
+    for _ in range(4):  # those who are let go come back
+        with socket.socket(socket.AF_UNIX) as rude, suppress(OSError):
+            rude.settimeout(5)
+            rude.connect(bench.events.removeprefix("ipc://"))
+            rude.sendall(greeting + b"\x04" + bytes([len(ready)]) + ready)
+            for _ in range((2 << 20) // size):
+                rude.sendall(b"\x02" + struct.pack(">Q", size + 1) + b"\1" + os.urandom(size))
+        time.sleep(0.1)
+    assert psutil.Process().memory_info().rss - before < 24 << 20
+    deadline = time.monotonic() + 10
+    last = -1
+    while last < _published(bench) - 3:
+        assert time.monotonic() < deadline, "who subscribes to our topic comes back"
+        bench.publisher.publish([])
+        if subscriber.poll(20):
+            last = int.from_bytes(receive(subscriber)[1], "big")
+
+
+def test_subscriptions_that_end_make_room_and_ours_need_none(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    subscriber = bench.subscriber(b"kv")
+    books = bench.publisher._thread._subscriptions
+    foreign = [b"%0100d" % n for n in range(100)]
+    other = bench.client(zmq.XSUB, address=bench.events)
+    for _ in range(3):
+        for sign in (b"\1", b"\0"):
+            for topic in (*foreign, b"", b"k", b"kv"):
+                other.send(sign + topic)
+    for _ in range(1000):
+        other.send(b"\1kv")
+        other.send(b"\1" + foreign[0])
+    _wait(lambda: books._foreign == {foreign[0]})
+    for _ in range(500):
+        other.send(b"\0" + b"never")
+    other.close()
+    _wait(lambda: books._foreign == set() and books._bytes == 0)
+    bench.publisher.publish(EVENTS)
+    assert receive(subscriber)
+    assert books is bench.publisher._thread._subscriptions
+    assert not caplog.records
+    assert subscriptions.FOREIGN_BYTES > 100 * (100 + 32)
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_subscriber_that_does_not_read_sees_a_gap_and_nobody_waits_for_it(bench: Bench) -> None:

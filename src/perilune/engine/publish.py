@@ -1,6 +1,6 @@
 """Cache events over ZMQ, in the form that vLLM publishes: routers written for it can follow this engine.
 
-    PUB frames      topic ‖ sequence number (8 bytes, big-endian, from 0) ‖ msgpack [time, [event, …], rank]
+    XPUB frames     topic ‖ sequence number (8 bytes, big-endian, from 0) ‖ msgpack [time, [event, …], rank]
     event           map with ``type``: BlockStored, BlockRemoved, AllBlocksCleared (``perilune.kv.events``)
     replay          ``perilune.engine.replay``
 
@@ -8,7 +8,8 @@ Numbers count the batches of one engine's life. Events are an aid, and nothing h
 its own has the sockets, the engine's thread only hands batches over. A subscriber that does not read misses what is
 past ``_SUBSCRIBER_QUEUE``, sees a gap in the numbers and can ask again. Where the thread itself is behind by
 ``_HANDED_OVER`` batches, which takes a machine that stands still, what comes is dropped, and its numbers with it. If it
-dies, that is logged, its addresses are closed, and the engine goes on without.
+dies, that is logged, its addresses are closed, and the engine goes on without. What subscribers ask for is bounded by
+``perilune.engine.subscriptions``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ import msgspec
 import zmq
 
 from perilune.engine.replay import LONGEST_FRAME, QUEUE, Backlog, Replays, packed
+from perilune.engine.subscriptions import QUEUE as ASKED_QUEUE
+from perilune.engine.subscriptions import Subscriptions, longest_frame
 from perilune.errors import PortError
 from perilune.kv.events import CacheEvent
 
@@ -39,6 +42,7 @@ _HANDED_OVER: Final = 2048
 _FEED: Final = "inproc://batches"
 _TURN_S: Final = 0.01
 _CLOSE_S: Final = 1.0
+_BIND_AGAIN_S: Final = 5.0
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -106,21 +110,21 @@ class _Publishing(threading.Thread):
     def __init__(self, context: Context, endpoints: tuple[str, str], topic: bytes) -> None:
         super().__init__(name="perilune-events", daemon=True)
         self.ending = threading.Event()
-        self._topic = topic
+        self._context, self._endpoint, self._topic = context, endpoints[0], topic
         self._backlog = Backlog()
         self._feed = context.socket(zmq.PULL)
         self._feed.set_hwm(_HANDED_OVER // 2)
         self._feed.bind(_FEED)
-        self._events = _bound(context, zmq.PUB, endpoints[0], _SUBSCRIBER_QUEUE)
-        # PUB is never readable: in a poll, ZMQ takes note of subscribers that come and go while nothing is published.
-        self._sockets = [self._feed, self._events]
-        self._hurried = _poller(self._sockets)
+        self._events = self._bound_events()
+        self._subscriptions = Subscriptions(topic)
+        self._told = False
         self._replays: Replays | None = None
+        self._sockets = [self._feed, self._events]
         if endpoints[1]:
-            requests = _bound(context, zmq.ROUTER, endpoints[1], QUEUE)
+            requests = _bound(context, zmq.ROUTER, endpoints[1], (QUEUE, QUEUE), LONGEST_FRAME)
             self._replays = Replays(requests, topic, self._backlog)
             self._sockets.append(requests)
-        self._patient = _poller(self._sockets)
+        self._hurried, self._patient = _poller(self._sockets[:2]), _poller(self._sockets)
 
     def run(self) -> None:
         try:
@@ -142,6 +146,8 @@ class _Publishing(threading.Thread):
             self._publish()
             if self.ending.is_set():
                 return
+            if not self._subscriptions.hear(self._events):
+                self._begin_anew()
             now = time.monotonic()
             if self._replays is not None and (due is None or now >= due):
                 due = now + _TURN_S if self._replays.turn(now) else None
@@ -156,6 +162,28 @@ class _Publishing(threading.Thread):
                     self._backlog.add(int.from_bytes(number, "big"), payload)
                     self._events.send_multipart((self._topic, number, payload), zmq.DONTWAIT)
 
+    def _bound_events(self) -> zmq.Socket[bytes]:
+        queues = _SUBSCRIBER_QUEUE, ASKED_QUEUE
+        return _bound(self._context, zmq.XPUB, self._endpoint, queues, longest_frame(self._topic))
+
+    def _begin_anew(self) -> None:
+        """Gives up all that subscribers have asked for, and their connections, which they make again."""
+        if not self._told:
+            self._told = True
+            logger.warning("subscribers of cache events ask for too many topics that are not ours: all are let go")
+        self._events.close(linger=0)
+        deadline = time.monotonic() + _BIND_AGAIN_S
+        while True:
+            try:
+                self._events = self._bound_events()
+                break
+            except PortError:  # ZMQ closes in its own time
+                if self.ending.wait(_TURN_S) or time.monotonic() > deadline:
+                    raise
+        self._subscriptions = Subscriptions(self._topic)
+        self._sockets[1] = self._events
+        self._hurried, self._patient = _poller(self._sockets[:2]), _poller(self._sockets)
+
 
 def _poller(sockets: list[zmq.Socket[bytes]]) -> zmq.Poller:
     poller = zmq.Poller()
@@ -164,16 +192,16 @@ def _poller(sockets: list[zmq.Socket[bytes]]) -> zmq.Poller:
     return poller
 
 
-def _bound(context: Context, kind: int, endpoint: str, queue: int) -> zmq.Socket[bytes]:
-    """A socket for clients nobody knows.
+def _bound(context: Context, kind: int, endpoint: str, queues: tuple[int, int], longest: int) -> zmq.Socket[bytes]:
+    """A socket for clients nobody knows; ``queues`` to and from each one, in messages.
 
     Raises:
         PortError: the address cannot be bound.
     """
     bound = context.socket(kind)
-    bound.setsockopt(zmq.SNDHWM, queue)
-    bound.setsockopt(zmq.RCVHWM, queue)
-    bound.setsockopt(zmq.MAXMSGSIZE, LONGEST_FRAME)
+    bound.setsockopt(zmq.SNDHWM, queues[0])
+    bound.setsockopt(zmq.RCVHWM, queues[1])
+    bound.setsockopt(zmq.MAXMSGSIZE, longest)
     bound.setsockopt(zmq.TCP_KEEPALIVE, 1)
     bound.setsockopt(zmq.IPV6, "[" in endpoint)
     try:
@@ -181,6 +209,7 @@ def _bound(context: Context, kind: int, endpoint: str, queue: int) -> zmq.Socket
             _check_path(path)
         bound.bind(endpoint)
     except (OSError, zmq.ZMQError) as error:
+        bound.close(linger=0)
         raise _port_error(endpoint, error.errno or 0) from None
     return bound
 
