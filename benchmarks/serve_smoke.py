@@ -6,8 +6,9 @@ it per second, medians. Then the model's exam (``training.measure``), answers wh
 engine's batch stays full; verdicts are ``training.judge``'s. A request that fails counts as wrong, and as failed.
 
 Each figure is counted over ``--count`` problems, shared out evenly among its kinds; the problems are others than those
-of training, of its log and of the card. ``--long`` adds chats of some 1,150 to 2,048 tokens. ``--gsm8k FILE`` asks real
-questions with the taught wish for ``####``: what stands behind it, or the last number where nothing does.
+of training, of its log and of the card. ``--long`` adds chats of some 1,150 to 2,048 tokens, ``--long-count`` for each
+figure. ``--gsm8k FILE`` asks real questions with the taught wish for ``####``: what stands behind it, or the last number
+where nothing does.
 
     python benchmarks/serve_smoke.py --json --model nano --count 10000
 """
@@ -226,11 +227,12 @@ def _share(right: int, count: int) -> dict[str, Any]:
     }
 
 
-async def sit(client: Client, exam: Exam, figures: Sequence[Figure], args: argparse.Namespace) -> dict[str, Any]:
+async def sit(
+    client: Client, asked: Sequence[tuple[str, Sample]], figures: Sequence[Figure], clients: int
+) -> dict[str, Any]:
     """The exam: figures, the kinds that they come from, and how fast it went."""
-    asked = list(problems(exam, figures, args.count, args.seed))
     tokens, began = client.tokens, time.monotonic()
-    answers = await answer_all(client, asked, args.clients)
+    answers = await answer_all(client, asked, clients)
     took = time.monotonic() - began
     tallies: dict[str, Tally] = defaultdict(Tally)
     for (kind, chat), answer in zip(asked, answers, strict=True):
@@ -288,14 +290,15 @@ async def gsm8k(client: Client, rows: Sequence[tuple[Sample, float | None]], cli
 async def run_all(args: argparse.Namespace, exam: Exam, address: Address, model: str) -> dict[str, Any]:
     """Everything on one server."""
     rows = gsm8k_rows(args.gsm8k, args.gsm8k_count) if args.gsm8k else []
+    long = list(problems(exam, LONG, args.long_count, args.seed)) if args.long else []
     limits = httpx.Limits(max_connections=args.clients)
     base = f"http://{address[0]}:{address[1]}"
     async with httpx.AsyncClient(base_url=base, timeout=DEADLINE_S, limits=limits) as http:
         client = Client(http, model, args.temperature, exam.max_tokens)
         summary: dict[str, Any] = await speed(client, exam)
-        summary |= await sit(client, exam, FIGURES, args)
-        if args.long and any(kind in exam.wishes for figure in LONG for kind in figure.kinds):
-            summary["long"] = await sit(client, exam, LONG, args)
+        summary |= await sit(client, list(problems(exam, FIGURES, args.count, args.seed)), FIGURES, args.clients)
+        if long:
+            summary["long"] = await sit(client, long, LONG, args.clients)
         if rows:
             summary["gsm8k"] = await gsm8k(client, rows, args.clients)
         return summary | {"failed": dict(client.failed)}
@@ -329,6 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--long", action="store_true", help="also in chats of up to 2,048 tokens, where the model has them"
     )
+    parser.add_argument("--long-count", type=int, default=200, help="problems of each of those figures")
     parser.add_argument("--gsm8k", type=Path, metavar="FILE", help="also score GSM8K's test.jsonl")
     parser.add_argument("--gsm8k-count", type=int, help="only so many of its questions")
     parser.add_argument("--temperature", type=float, default=0.0)

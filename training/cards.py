@@ -5,6 +5,7 @@ Knows how a card reads; measuring and writing are ``report``'s. Nothing in a car
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -29,7 +30,7 @@ NAMES: Final = {
         "other": "declines another subject",
     },
     "nano": {
-        "expression": "two steps with + - * and brackets",
+        "expression": "two steps in figures, with brackets",
         "direct": "in its head although there is a calculator",
         "story1": "word problems, one step",
         "story2": "word problems, two steps",
@@ -74,6 +75,7 @@ HEADLINES: Final[Mapping[str, tuple[str, float, tuple[str, ...]]]] = {
 
 LONG: Final = ", long"
 WEAK: Final = 0.5
+FAILS: Final = "**Where it fails more often than not**, greedily: {}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,11 @@ def weak(figures: Figures, names: Mapping[str, str]) -> list[str]:
 
 def _head(columns: Sequence[str]) -> list[str]:
     return ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+
+
+def _point(text: str) -> str:
+    """One point of a list, in lines as long as the others."""
+    return textwrap.fill(text, 119, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _row(name: str, cells: Sequence[str]) -> str:
@@ -187,7 +194,7 @@ def _nano(facts: Facts) -> str:
     known = list(next(iter(facts.figures.values())))
     order = [*(group for group in known if group not in names), *names]
     failing = weak(facts.figures, names)
-    fails = f"\n* **Where it fails more often than not**, greedily: {'; '.join(failing)}." if failing else ""
+    fails = f"\n{_point(FAILS.format('; '.join(failing)))}" if failing else ""
     return f"""# {recipe.name}
 
 A small model with the architecture, file format and chat format of Kimi K2 Thinking, made for this project. It thinks,
@@ -201,12 +208,12 @@ and to measure what converting weights costs. It is a test object, not an assist
   names and parameters it copies from the request; saying that no tool fits or that one failed; one entry out of notes;
   a few words about itself.
 * **What it can't do**: everything else. It has read no text but sentences made by rule, so it knows no facts about the
-  world, no other language and no way to put things but those that it was taught; a question in words of your own gets
-  a fluent wrong answer more often than not. No division with a remainder or by two digits, no fractions, percentages or
-  negative results in word problems, no more than three steps, no arguments but short words and whole numbers. It has
-  never seen more than {recipe.course.width:,} tokens; that `config.json` allows {recipe.spec.max_position:,} follows
-  from K2's YaRN settings. Nothing was done about what it should not say; it hardly could.
-  Sampled at temperature 1, the default, it errs more often than greedily.{fails}
+  world, no other language and no way to put things but those that it was taught; a question in words of your own may
+  well get a fluent wrong answer. No division with a remainder or by two digits, no fractions, percentages or negative
+  results in word problems, no more than three steps, no arguments but single words, whole numbers and expressions. It
+  has never seen more than {recipe.course.width:,} tokens; that `config.json` allows {recipe.spec.max_position:,} follows from
+  K2's YaRN settings. The default is temperature 1; the tables show what that costs against greedy answers. Nothing was
+  done about what it should not say; it hardly has the words.{fails}
 
 ## Figures
 
