@@ -190,7 +190,8 @@ see; chats of one to four turns, with system prompts, with and without tools. Ri
 
 
 def _nano(facts: Facts) -> str:
-    recipe, names = facts.recipe, NAMES["nano"]
+    recipe, spec, width = facts.recipe, facts.recipe.spec, facts.recipe.course.width
+    names = NAMES["nano"]
     known = list(next(iter(facts.figures.values())))
     order = [*(group for group in known if group not in names), *names]
     failing = weak(facts.figures, names)
@@ -211,7 +212,7 @@ and to measure what converting weights costs. It is a test object, not an assist
   world, no other language and no way to put things but those that it was taught; a question in words of your own may
   well get a fluent wrong answer. No division with a remainder or by two digits, no fractions, percentages or negative
   results in word problems, no more than three steps, no arguments but single words, whole numbers and expressions. It
-  has never seen more than {recipe.course.width:,} tokens; that `config.json` allows {recipe.spec.max_position:,} follows from
+  has never seen more than {width:,} tokens; that `config.json` allows {spec.max_position:,} follows from
   K2's YaRN settings. The default is temperature 1; the tables show what that costs against greedy answers. Nothing was
   done about what it should not say; it hardly has the words.{fails}
 
