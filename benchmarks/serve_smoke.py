@@ -5,8 +5,8 @@ command to its banner. ``ttft_ms``, ``tok_s``: one stream at a time, from sendin
 it per second, medians. Then the model's exam (``training.measure``), answers whole, so many requests at once that the
 engine's batch stays full; verdicts are ``training.judge``'s. A request that fails counts as wrong, and as failed.
 
-Each figure is counted over ``--count`` problems, shared out evenly among its kinds; none of them is in the training's
-own log or in the card. ``--long`` adds chats of some 1,150 to 2,048 tokens, ``--long-count`` for each figure. ``--gsm8k
+Each figure is counted over ``--count`` problems, shared out evenly among its kinds and drawn from another seed than
+the card's. ``--long`` adds chats of some 1,150 to 2,048 tokens, ``--long-count`` for each figure. ``--gsm8k
 FILE`` asks real questions with the taught wish for ``####``: what stands behind it, or the last number where nothing
 does.
 
