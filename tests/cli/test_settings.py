@@ -69,9 +69,9 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return show
 
 
-def test_the_later_one_wins_and_says_so(shown: Shown, config: Path) -> None:
+def test_the_later_one_wins_and_says_so(shown: Shown, config: Path, tiny_model: Path) -> None:
     variables = {"PERILUNE_PORT": "9001", "PERILUNE_GRACE": "2", "PERILUNE_RESTART": "true", "PERILUNE_MAX_QUEUE": ""}
-    found = shown("--config", str(config), "--grace", "3", "/some/model", **variables)
+    found = shown("--config", str(config), "--grace", "3", str(tiny_model), **variables)
     assert found["grace"] == (3.0, "command line")
     assert found["port"] == (9001, "environment PERILUNE_PORT")
     assert found["restart"] == (True, "environment PERILUNE_RESTART")
@@ -80,7 +80,7 @@ def test_the_later_one_wins_and_says_so(shown: Shown, config: Path) -> None:
     assert found["prefix-cache"] == (False, f"file {config}")
     assert found["max-queue"] == (5, f"file {config}"), "an empty variable is none; underscores are dashes"
     assert found["policy"] == ("fcfs", "default")
-    assert found["model"] == ("/some/model", "command line")
+    assert found["model"] == (str(tiny_model), "command line")
     assert not {"config", "show-config", "as-json"} & found.keys()
 
 
@@ -317,6 +317,61 @@ def test_a_file_that_is_none(
     make(tmp_path / "c.toml")
     assert run(["serve", "--config", str(tmp_path / "c.toml")]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("PERILUNE_API_KEYS", "did you mean PERILUNE_API_KEY?"),
+        ("PERILUNE_MAX_NUM_SEQ", "did you mean PERILUNE_MAX_NUM_SEQS?"),
+        ("PERILUNE_MODEL", "none of ours and changes nothing"),
+        ("PERILUNE_X\x1b", "'PERILUNE_X\\x1b'"),
+        ("PERILUNE_SERVICE_PORT_HTTP", ""),
+        ("PERILUNE_PORT_8000_TCP_ADDR", ""),
+        ("PERILUNE_MAX_QUEUE", ""),
+    ],
+)
+def test_variables_that_are_none_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, told: str
+) -> None:
+    monkeypatch.setenv(name, "16")
+    assert run(["serve", "--show-config"]) == 0
+    warned = capsys.readouterr().err
+    assert told in warned
+    assert bool(warned) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "told"),
+    [
+        (("--usage-log", "/"), {}, "usage log `/` cannot be written: is a directory"),
+        (("--usage-log", "/nowhere/log"), {}, "usage log `/nowhere/log` cannot be written: no such file"),
+        ((), {"PERILUNE_API_KEY": "short"}, "PERILUNE_API_KEY: the key is not usable"),
+        (("--max-bodies-mib", "1"), {}, "--max-bodies-mib is 1"),
+        (("--host", "0.0.0.0"), {}, "0.0.0.0 can be reached from other machines"),  # noqa: S104 - refused
+        (("--kv-events", "tcp://*:5557"), {}, "tcp://*:5557 can be reached"),
+        (("--api-key-file", "/nowhere.toml"), {}, "key file `/nowhere.toml` cannot be read"),
+        (("/nowhere",), {}, "/nowhere/config.json"),
+    ],
+)
+def test_what_a_start_would_refuse_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    variables: Mapping[str, str],
+    told: str,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert run(["serve", "--show-config", *arguments]) in (2, 3)
+    out, err = capsys.readouterr()
+    assert told in err
+    assert not out
+
+
+def test_showing_makes_no_file(tmp_path: Path) -> None:
+    assert run(["serve", "--show-config", "--usage-log", str(tmp_path / "log")]) == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_table_for_people(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 import typer
 
 from perilune.cli.options import Format, ServeOptions
-from perilune.cli.settings import show
+from perilune.cli.settings import show, unknown_variables
 from perilune.cli.start import KEY_VARIABLE, Launch, ModelChoice, banner, loader
 from perilune.errors import PeriluneError, UsageError
 
@@ -38,11 +38,53 @@ _BODIES: Final = 4  # of the largest size: two are being tokenised, two arrive o
 
 def serve(context: typer.Context, **values: Any) -> None:
     """Serve a model over HTTP: completions and chat completions as OpenAI's and Moonshot's clients speak them."""
+    import logging
+
+    from perilune import logs
+
     options = ServeOptions(**values)
+    logs.configure(options.log_format.value, options.log_level.value)
+    for warning in unknown_variables(context):
+        logging.getLogger("perilune.start").warning(warning)
     if options.show_config:
+        check(options)
         show(context, as_json=options.as_json)
         return
     _serve(options)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What options say, where they make sense."""
+
+    engine: EngineOptions
+    limits: Limits
+    read_keys: Callable[[], KeyRing | None]
+    keys: KeyRing | None
+    public: bool
+
+
+def check(options: ServeOptions) -> Checked:
+    """All that can be told before a model is loaded and a port is taken; changes no file.
+
+    Raises:
+        PeriluneError: an option cannot be, or options do not go together.
+    """
+    from perilune.config import ModelSpec, read_json
+    from perilune.engine.addresses import check_event_addresses
+    from perilune.server.runner import address_of
+    from perilune.server.usage import check_log
+
+    read_keys = _key_source(options)
+    keys = read_keys()
+    public = options.insecure_no_auth or keys is not None
+    engine = check_event_addresses(_engine(options), public=public)
+    if options.usage_log is not None:
+        check_log(options.usage_log)
+    limits = _limits(options)
+    ModelSpec.from_config(read_json(_choice(options).path / "config.json"))
+    address_of(options.host, options.port, public=public)
+    return Checked(engine, limits, read_keys, keys, public)
 
 
 def _signature() -> inspect.Signature:
@@ -68,28 +110,23 @@ def _serve(options: ServeOptions) -> None:
 
     from perilune import logs, memory
     from perilune.cli.terminal import LoadView, LogView
-    from perilune.engine.addresses import check_event_addresses
     from perilune.engine.remote import Supervision
     from perilune.server.runner import Running, base_url, bind, run_blocking
     from perilune.server.state import ServerState
     from perilune.server.usage import UsageLog
 
-    logs.configure(options.log_format.value, options.log_level.value)
     as_json = options.log_format is Format.JSON
     view = LogView() if as_json else LoadView()
     try:
-        read_keys = _key_source(options)
-        keys = read_keys()
-        public = options.insecure_no_auth or keys is not None
-        engine = check_event_addresses(_engine(options), public=public)
-        launch = Launch(_choice(options).path, engine, Supervision(options.restart, options.step_deadline))
+        checked = check(options)
+        launch = Launch(_choice(options).path, checked.engine, Supervision(options.restart, options.step_deadline))
         names = tuple(options.served_model_name or (_choice(options).name,))
         usage_log = None if options.usage_log is None else UsageLog(options.usage_log)
-        state = ServerState(names, _limits(options), keys, usage_log)
+        state = ServerState(names, checked.limits, checked.keys, usage_log)
         state.metrics_compat = options.metrics_compat.value
         state.strict = options.strict_params
         load = loader(launch, state, view)
-        sock = bind(options.host, options.port, public=public)
+        sock = bind(options.host, options.port, public=checked.public)
         url = base_url(sock)
         view.phase(f"listening on {url}, not ready yet")
 
@@ -104,7 +141,7 @@ def _serve(options: ServeOptions) -> None:
                 load,
                 on_ready=ready,
                 grace_s=options.grace,
-                on_hangup=lambda: _hang_up(state, read_keys),
+                on_hangup=lambda: _hang_up(state, checked.read_keys),
             )
         )
     except PeriluneError as error:
@@ -156,6 +193,8 @@ def _limits(options: ServeOptions) -> Limits:
         max_bodies_bytes=bodies_mib << 20,
         body_timeout_s=options.body_timeout,
         send_timeout_s=options.send_timeout,
+        token_processes=options.token_processes,
+        token_deadline_s=options.token_deadline,
         max_queue=options.max_queue,
         max_queue_tokens=options.max_queue_tokens,
         queue_timeout_s=options.queue_timeout,

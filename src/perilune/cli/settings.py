@@ -11,8 +11,9 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -21,12 +22,16 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand
 
+from perilune.cli.start import KEY_VARIABLE
 from perilune.cli.values import SHOWN_CHARS, kinds
 from perilune.config import toml_fault
 from perilune.errors import UsageError
 
 ENV_PREFIX: Final = "PERILUNE"
 _MAX_FILE_BYTES: Final = 1 << 20
+_NEAR: Final = 0.8
+_NAME_CHARS: Final = 80
+_KUBERNETES: Final = re.compile(rf"{ENV_PREFIX}_(PORT|SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_[A-Z]+(_.*)?)")
 NOT_SHOWN: Final = frozenset({"config", "show_config", "as_json", "help"})
 """What says where to look, rather than what holds."""
 
@@ -71,6 +76,26 @@ def show(context: typer.Context, *, as_json: bool) -> None:
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
     for name, value, origin in rows:
         print(f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}")
+
+
+def unknown_variables(context: typer.Context) -> Iterator[str]:
+    """A warning for each variable that begins like ours and is none; shows no value.
+
+    Kubernetes' own, for a service named perilune, go without one.
+    """
+    known = [
+        KEY_VARIABLE,
+        *(
+            f"{ENV_PREFIX}_{(each.name or '').upper()}"
+            for each in context.command.params
+            if each.param_type_name == "option"
+        ),
+    ]
+    for name in sorted(os.environ):
+        if name.startswith(f"{ENV_PREFIX}_") and name not in known and not _KUBERNETES.fullmatch(name):
+            close = difflib.get_close_matches(name, known, 1, _NEAR)
+            hint = f"did you mean {close[0]}?" if close else "perilune serve --help lists the options"
+            yield f"environment variable {name[:_NAME_CHARS]!a} is none of ours and changes nothing; {hint}"
 
 
 class Verb(TyperCommand):

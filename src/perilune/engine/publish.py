@@ -78,13 +78,13 @@ class EventPublisher:
     def publish(self, events: list[CacheEvent]) -> None:
         """Hands over one batch."""
         number, self._number = self._number, self._number + 1
-        if not self._thread.is_alive():
+        if self._thread.ending.is_set():
             return
         try:
             # One frame: each one more would let the other thread in between, at the cost of this one.
             self._feed.send(packed(number) + self._encode([time.time(), events, 0]), zmq.DONTWAIT)
         except zmq.Again:
-            if not self._dropped:
+            if not (self._dropped or self._thread.ending.is_set()):
                 self._dropped = True
                 logger.warning("cache events are dropped: publishing does not keep up")
 
@@ -132,6 +132,7 @@ class _Publishing(threading.Thread):
         except Exception:  # whatever it is, the engine needs none of this
             logger.exception("cache events are no longer published; serving goes on")
         finally:
+            self.ending.set()
             for each in self._sockets:
                 each.close(linger=0)
 

@@ -52,18 +52,11 @@ def bind(host: str, port: int, *, public: bool = False) -> socket.socket:
         PortError: no such address, or it is taken, or not ours to take.
     """
     where = f"{host}:{port}"
+    family, kind, proto, address = address_of(host, port, public=public)
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, proto)
-    except (OSError, UnicodeError) as error:  # a name that no DNS could hold is a UnicodeError
-        why = getattr(error, "strerror", None) or "no name of a host"
-        raise PortError(f"{where} is no address of this machine: {why.lower()}") from None
-    if not public and not _is_loopback(str(address[0])):
-        sock.close()
-        raise UsageError(
-            f"{host} can be reached from other machines, and there is no authentication without a key",
-            hint="give --api-key-file or PERILUNE_API_KEY, or leave --host out, or say --insecure-no-auth",
-        )
+    except OSError as error:
+        raise PortError(f"{where} is no address of this machine: {os.strerror(error.errno or 0).lower()}") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
@@ -75,6 +68,25 @@ def bind(host: str, port: int, *, public: bool = False) -> socket.socket:
         hint = "stop the program that has it, or choose another --port" if taken else "choose another --host or --port"
         raise PortError(f"cannot listen on {where}: {os.strerror(error.errno or 0).lower()}", hint=hint) from None
     return sock
+
+
+def address_of(host: str, port: int, *, public: bool) -> tuple[socket.AddressFamily, socket.SocketKind, int, Any]:
+    """What ``bind`` would bind: family, kind, protocol, address.
+
+    Raises:
+        UsageError, PortError: as ``bind``, without having tried.
+    """
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:  # a name that no DNS could hold is a UnicodeError
+        why = getattr(error, "strerror", None) or "no name of a host"
+        raise PortError(f"{host}:{port} is no address of this machine: {why.lower()}") from None
+    if not public and not _is_loopback(str(address[0])):
+        raise UsageError(
+            f"{host} can be reached from other machines, and there is no authentication without a key",
+            hint="give --api-key-file or PERILUNE_API_KEY, or leave --host out, or say --insecure-no-auth",
+        )
+    return family, kind, proto, address
 
 
 def base_url(sock: socket.socket) -> str:

@@ -8,6 +8,7 @@ back. Operators rotate the file by moving it and sending SIGHUP, which opens the
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import queue
@@ -44,7 +45,7 @@ class UsageLog:
         try:
             self._file = _open(path)
         except OSError as error:
-            raise UsageError(f"usage log `{path}` cannot be written: {(error.strerror or '').lower()}") from None
+            raise _refused(path, error) from None
         self._thread = threading.Thread(target=self._run, name="perilune-usage", daemon=True)
         self._thread.start()
 
@@ -105,6 +106,27 @@ class UsageLog:
         if not self._complained:
             self._complained = True
             logger.error("the usage log loses lines: %s", why)
+
+
+def check_log(path: Path) -> None:
+    """Whether ``UsageLog`` could open it; makes no file.
+
+    Raises:
+        UsageError: it could not.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        os.close(os.open(path, flags))
+    except FileNotFoundError as error:
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise _refused(path, error) from None
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a pipe that nobody reads yet
+            raise _refused(path, error) from None
+
+
+def _refused(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"usage log `{path}` cannot be written: {(error.strerror or '').lower()}")
 
 
 def _open(path: Path) -> int:
