@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perilune import memory
-from perilune.server.bodies import FREE_BYTES, Bodies, Body
+from perilune.server.bodies import FREE_BYTES, Body, Budget
 from perilune.server.limits import Limits
 from perilune.server.replies import HttpError
 from perilune.server.state import SamplingDefaults
@@ -117,19 +117,70 @@ def test_who_leaves_while_it_is_tokenised_gives_back(small: Served) -> None:
     assert small.state.in_flight == 0
 
 
-def test_a_large_answer_counts_until_it_is_sent(small: Served) -> None:
-    """Some 8 MiB, more than the kernel takes off our hands."""
-    asked = json.dumps({"prompt": "x" * (MIB - 200), "return_token_strs": True}).encode()
+ASKED = json.dumps({"prompt": "x" * (MIB - 200), "return_token_strs": True}).encode()
+"""Its answer has some 8 MiB, more than the kernel takes off our hands."""
+
+
+def asking(served: Served, stack: ExitStack, window: int = 4096) -> socket.socket:
+    """A client that asks for a large answer and doesn't read it."""
+    sock = stack.enter_context(served.connect())
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+    sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(ASKED) + ASKED)
+    return sock
+
+
+def until_answers(served: Served, test: Callable[[int], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not test(served.state.answers.held):
+        assert time.monotonic() < deadline, served.state.answers.held
+        time.sleep(0.01)
+
+
+def test_answers_that_nobody_reads_lock_no_bodies_out(small: Served) -> None:
+    """One may be larger than the budget if nothing else counts; the next one is told why it can't be had."""
     with ExitStack() as stack:
-        sock = stack.enter_context(small.connect())
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(asked) + asked)
-        deadline = time.monotonic() + 20
-        while small.state.bodies.held < 5 * MIB:  # more than there is room for: it is there already
+        asking(small, stack)
+        until_answers(small, lambda held: held > 2 * MIB)
+        until_held(small, 0)
+        assert tokenize(small, json.dumps({"prompt": "x" * (MIB - 100), "model": "?"}).encode()).status_code == 404
+        refused = tokenize(small, ASKED)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert "MiB of answers are held" in refused.json()["error"]["message"]
+        assert tokenize(small, json.dumps({"prompt": "x" * 10_000}).encode()).status_code == 200
+        metrics = httpx.get(f"{small.url}/metrics").text
+        assert float(metrics.partition("\nperilune_answer_bytes ")[2].partition("\n")[0]) > 2 * MIB
+        assert 'perilune_rejections_total{reason="answers"} 1.0' in metrics
+    until_answers(small, lambda held: held == 0)
+    assert tokenize(small, ASKED).json()["count"] == MIB - 200
+    until_answers(small, lambda held: held == 0)
+
+
+def test_what_has_left_counts_no_more(small: Served) -> None:
+    with ExitStack() as stack:
+        sock = asking(small, stack, 1 << 18)
+        until_answers(small, lambda held: held > 2 * MIB)
+        read = 0
+        while read < 6 * MIB:
+            data = sock.recv(1 << 20)
+            assert data, read
+            read += len(data)
+        until_answers(small, lambda held: held < 2 * MIB)
+        assert small.state.in_flight == 1
+    until_answers(small, lambda held: held == 0)
+
+
+def test_a_client_has_so_much_time_for_an_answer(script: ScriptFactory, serve: ServerFactory) -> None:
+    """However much it has read meanwhile."""
+    limits = Limits(max_body_bytes=MIB, max_bodies_bytes=2 * MIB, request_timeout_s=1.0)
+    with serve(lambda: (script(), SamplingDefaults()), limits) as served, ExitStack() as stack:
+        sock = asking(served, stack)
+        until_answers(served, lambda held: held > 2 * MIB)
+        deadline = time.monotonic() + 10
+        while served.state.answers.held:
             assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert tokenize(small).status_code == 503
-    until_held(small, 0)
+            sock.recv(4096)
+            time.sleep(0.005)
+        assert served.state.in_flight == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3 * FREE_BYTES)), max_size=30))
@@ -138,7 +189,7 @@ def test_held_is_the_sum_of_what_is_held_and_never_above_the_limit(steps: list[t
 
     async def play() -> None:
         limit = 4 * FREE_BYTES
-        bodies = Bodies(limit)
+        bodies = Budget(limit)
         some = [Body(bodies) for _ in range(4)]
         for index, size in steps:
             before = len(some[index])
@@ -163,15 +214,18 @@ def test_held_is_the_sum_of_what_is_held_and_never_above_the_limit(steps: list[t
     asyncio.run(play())
 
 
-async def test_memory_goes_back_once_after_a_burst() -> None:
+@pytest.mark.parametrize("size", [MIB // 8, 4000], ids=["long", "short"])
+async def test_memory_goes_back_once_after_a_burst(size: int) -> None:
     trims: list[float] = []
-    bodies = Bodies(10 * MIB, lambda: trims.append(time.monotonic()))
-    for _ in range(20):
+    bodies = Budget(10 * MIB, trim=lambda: trims.append(time.monotonic()))
+    for _ in range(2 * MIB // size):
         with bodies.body() as body:
-            body.add(bytes(MIB // 8))
+            body.add(bytes(size))
+    await asyncio.sleep(1.3)
+    assert len(trims) == 1
     with bodies.body() as body:
         body.add(b"short")
-    await asyncio.sleep(1.3)
+    await asyncio.sleep(1.1)
     assert len(trims) == 1
 
 

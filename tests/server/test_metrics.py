@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from perilune.server.metrics import Metrics, Watch
 from perilune.server.prepare import Order
-from perilune.server.state import SamplingDefaults, ServerState
+from perilune.server.state import Engine, SamplingDefaults, ServerState
 from perilune.types import FinishReason, SamplingParams, TokenOut
 
 if TYPE_CHECKING:
@@ -178,6 +180,22 @@ def test_nothing_that_a_client_chose_is_a_label(fresh: Served) -> None:
     fresh.post({**HI, "model": canary, "user": canary, canary: 1})
     httpx.get(f"{fresh.url}/{canary}", headers={"x-request-id": canary})
     assert canary not in httpx.get(f"{fresh.url}/metrics").text
+
+
+def test_busy_threads_do_not_delay_it(script: ScriptFactory, serve: ServerFactory) -> None:
+    """Those that asyncio lends to everybody may all be taken."""
+    release = threading.Event()
+
+    async def load() -> tuple[Engine, SamplingDefaults]:
+        for _ in range(100):
+            asyncio.get_running_loop().run_in_executor(None, release.wait, 10)
+        return script(), SamplingDefaults()
+
+    with serve(load) as served:
+        try:
+            assert httpx.get(f"{served.url}/metrics", timeout=3).status_code == 200
+        finally:
+            release.set()
 
 
 def test_watch_is_harmless_before_it_begins() -> None:

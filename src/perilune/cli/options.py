@@ -109,6 +109,10 @@ class ServeOptions:
         int | None,
         typer.Option(min=1, help="All long requests that are being read.  [default: four times the largest]"),
     ] = None
+    token_processes: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes that read and tokenise all but short requests.")
+    ] = 2
+    token_deadline: Annotated[float, _seconds("For one request there.")] = 20.0
     header_timeout: Annotated[float, _seconds("For a request's head to arrive.")] = 10.0
     body_timeout: Annotated[float, _seconds("For a request's body to arrive.")] = 30.0
     send_timeout: Annotated[float, _seconds("For a client that does not read.")] = 30.0

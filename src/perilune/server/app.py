@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection
 
 import msgspec
@@ -22,7 +21,7 @@ from perilune.server.replies import RETRY_AFTER_S, json_response
 from perilune.server.state import ServerState
 from perilune.server.tokenize_api import JobEndpoint, TokenizerEndpoint
 from perilune.server.tokenjobs import DETOKENIZE, TOKENIZE
-from perilune.server.tokenpool import TokenPool
+from perilune.server.tokenpool import PoolLimits, TokenPool
 from perilune.server.wishes import served_name
 
 
@@ -59,7 +58,8 @@ def build_app(state: ServerState, allowed_hosts: Collection[str] | None) -> App:
     Args:
         allowed_hosts: see ``Edge``.
     """
-    services = Services(state, TokenPool(), Metrics(state))
+    limits = PoolLimits(size=state.limits.token_processes, deadline_s=state.limits.token_deadline_s)
+    services = Services(state, TokenPool(limits), Metrics(state))
     edge = Edge(Router(routes_of(services), redirect_slashes=False), state, allowed_hosts)
     return App(services.metrics.counted(edge), services)
 
@@ -111,8 +111,8 @@ class _About:
         return json_response({"version": __version__})
 
     async def metrics(self, _: Request) -> Response:
-        """For Prometheus."""
-        return Response(await asyncio.to_thread(self._services.metrics.text), media_type=CONTENT_TYPE)
+        """For Prometheus. Made here: in a thread it would wait for whatever else threads do."""
+        return Response(self._services.metrics.text(), media_type=CONTENT_TYPE)
 
     async def openapi(self, _: Request) -> Response:
         """For programs."""

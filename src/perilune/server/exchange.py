@@ -13,6 +13,7 @@ from typing import Any, Final
 from starlette.responses import Response
 from starlette.types import Message, Receive, Send
 
+from perilune.server.bodies import Answer
 from perilune.server.limits import ClientGone
 from perilune.server.replies import ErrorBody, ErrorInfo
 from perilune.server.wire import sse
@@ -104,12 +105,25 @@ class EventStream:
         Raises:
             ClientGone: the client did not read.
         """
-        start = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
-        await self.send(start)
-        body = memoryview(response.body)
-        for at in range(0, len(body), _PIECE_BYTES):
-            await self.write(bytes(body[at : at + _PIECE_BYTES]))
+        await self._begin(response.status_code, response.raw_headers)
+        await self._write_all(response.body)
         await self.end()
+
+    async def pass_on(self, answer: Answer, timeout_s: float) -> None:
+        """An answer of JSON, of which each piece is forgotten when it has left.
+
+        Raises:
+            ClientGone: the client did not read, or not all of it within ``timeout_s``.
+        """
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % answer.size)]
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._begin(200, headers)
+                for piece in answer.pieces():
+                    await self._write_all(piece)
+                await self.end()
+        except TimeoutError:
+            raise ClientGone from None
 
     async def start(self, headers: Mapping[str, str]) -> None:
         """Status and headers, once."""
@@ -118,7 +132,7 @@ class EventStream:
         self.started = True
         raw = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
         pairs = [(name.encode(), value.encode()) for name, value in raw.items()]
-        await self.send({"type": "http.response.start", "status": 200, "headers": pairs})
+        await self._begin(200, pairs)
 
     async def write(self, event: bytes) -> None:
         """One event, in one write."""
@@ -127,6 +141,14 @@ class EventStream:
     async def end(self) -> None:
         """Completes the response."""
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _write_all(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        for at in range(0, len(view), _PIECE_BYTES):
+            await self.write(bytes(view[at : at + _PIECE_BYTES]))
 
     async def fail(self, info: ErrorInfo) -> None:
         """The error as the last event. Without ``[DONE]``, so that no client takes the answer for a whole one."""

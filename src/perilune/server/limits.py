@@ -21,9 +21,11 @@ class Limits:
     """Bounds per request, per connection and in total.
 
     Attributes:
-        max_body_bytes: of a request. max_bodies_bytes: of all that are held at once, see ``Bodies``; more get a 503.
+        max_body_bytes: of a request. max_bodies_bytes: of all that are held at once, and of the tokeniser's answers
+            to them, see ``Budget``; more get a 503.
         body_timeout_s: for the whole body to arrive.
         send_timeout_s: for a client that does not read, until its request is aborted.
+        token_processes: that read and tokenise all but short requests. token_deadline_s: for one request there.
         max_queue, max_queue_tokens: requests beyond those that the engine runs at once, and prompt tokens that no
             step has touched yet; more get a 503.
         queue_timeout_s: until a request's first step. request_timeout_s: until the end of its answer.
@@ -38,6 +40,8 @@ class Limits:
     max_bodies_bytes: int = 64 << 20
     body_timeout_s: float = 30.0
     send_timeout_s: float = 30.0
+    token_processes: int = 2
+    token_deadline_s: float = 20.0
     max_queue: int = 256
     max_queue_tokens: int = 1 << 20
     queue_timeout_s: float = 60.0

@@ -109,7 +109,7 @@ class Metrics:
         return counting
 
     def text(self) -> bytes:
-        """The page. Blocking for some milliseconds."""
+        """The page. A millisecond or two."""
         page = generate_latest(self._registry)
         if self._state.metrics_compat != "vllm":
             return page
@@ -279,6 +279,7 @@ class _AdmissionCollector(Collector):
         for reason in ("rate_limited", "overloaded", "queue_timeouts", "request_timeouts"):
             refused.add_metric([reason.removesuffix("s")], getattr(admission.stats, reason))
         refused.add_metric(["bodies"], self._state.bodies.refused)
+        refused.add_metric(["answers"], self._state.answers.refused)
         yield refused
         yield CounterMetricFamily(
             "perilune_admitted_requests", "Requests that passed the first check", value=admission.stats.admitted
@@ -288,6 +289,11 @@ class _AdmissionCollector(Collector):
         )
         yield GaugeMetricFamily(
             "perilune_body_bytes", "Bytes of long request bodies that are held", value=self._state.bodies.held
+        )
+        yield GaugeMetricFamily(
+            "perilune_answer_bytes",
+            "Bytes of the tokenizer's long answers that are held",
+            value=self._state.answers.held,
         )
         if log is not None:
             yield CounterMetricFamily("perilune_usage_log_lost", "Lines that could not be written", value=log.lost)

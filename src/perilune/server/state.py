@@ -22,7 +22,7 @@ from perilune.config import EngineConfig, ModelSpec, read_json
 from perilune.errors import ConfigError
 from perilune.server.admission import Admission
 from perilune.server.auth import KeyRing
-from perilune.server.bodies import Bodies
+from perilune.server.bodies import Budget
 from perilune.server.limits import Limits
 from perilune.server.metered import MeteredEngine
 from perilune.server.replies import unavailable
@@ -114,7 +114,8 @@ class ServerState:
         self.keys = keys
         self.usage_log = usage_log
         self.admission = Admission(self.limits)
-        self.bodies = Bodies(max(self.limits.max_bodies_bytes, self.limits.max_body_bytes))
+        self.bodies = Budget(max(self.limits.max_bodies_bytes, self.limits.max_body_bytes), "request bodies")
+        self.answers = Budget(self.limits.max_bodies_bytes, "answers")
         if keys is not None:
             self.set_keys(keys)
         self.defaults = SamplingDefaults()

@@ -47,19 +47,20 @@ class JobEndpoint(Generic[T]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self.services.state
-        with state.admit(scope) as engine, state.bodies.body() as body:
-            await read_json_body(scope, receive, state.limits, body)
+        limits = state.limits
+        with state.admit(scope) as engine, state.bodies.body() as body, state.answers.answer() as answer:
+            await read_json_body(scope, receive, limits, body)
 
-            async def answer() -> None:
+            async def reply() -> None:
                 facts = self.services.facts(engine)
-                result = await self.services.pool.encoded(self.job, body, facts, engine.tokenizer)
-                stream = EventStream(send, state.limits.send_timeout_s)
+                await self.services.pool.pass_on(self.job, body, facts, engine.tokenizer, answer)
+                stream = EventStream(send, limits.send_timeout_s)
                 try:
-                    await stream.respond(Response(result, media_type="application/json"))
+                    await stream.pass_on(answer, limits.request_timeout_s)
                 finally:
                     stream.close()
 
-            await unless_gone(answer(), receive)
+            await unless_gone(reply(), receive)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,37 +1,34 @@
-"""Long requests are read, rendered and tokenised in processes of their own, which can be killed.
+"""Where requests are read, rendered and tokenised: the short in a thread, the others in processes that can be killed.
 
-A thread would not do: reading megabytes of JSON and handling a million ids holds the interpreter, and with it every
-stream, for longer than a step; and a thread that some text keeps busy cannot be stopped. Processes start when a long
-request comes and none is free (their vocabulary takes a moment), serve one request at a time, are killed past the
-deadline, and end when they have had nothing to do for a while: a large vocabulary takes memory. Short requests are
-prepared in a thread, by the same functions.
+A thread would not do for all: to read JSON and to handle ids holds the interpreter, and with it every stream and every
+new connection; and a thread that some text keeps busy cannot be stopped. So one thread has the bodies of a few
+kilobytes, which take it milliseconds, and processes have the rest, one request each at a time. The smaller goes first,
+and long ones leave a process free, so that a prompt of usual size waits for no book.
 
-A long body is never copied here: it goes into the pipe in slices once a process is free, and is forgotten when that
-process has it.
+Processes start when they are needed (their vocabulary takes a moment), are killed past the deadline, and end when they
+have had nothing to do for a while, all but one: a large vocabulary takes memory. One that has not taken a body in time,
+or died before, is replaced unseen; what happens after that is that body's own affair, and it is not tried again.
+
+A body for a process is never copied here: it goes into the pipe in slices once a process is free, and is forgotten when
+that process has it. All by the same functions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
 from perilune.errors import RequestError
-from perilune.server.bodies import FREE_BYTES, Body
+from perilune.server.bodies import Answer, Body
+from perilune.server.places import Places
 from perilune.server.replies import HttpError, unavailable
-from perilune.server.tokenjobs import (
-    Ask,
-    Broken,
-    Job,
-    Refused,
-    Reply,
-    error_of,
-)
+from perilune.server.tokenjobs import Ask, Broken, Done, Job, Refused, error_of
 from perilune.server.tokenprocess import NotTakenError, TokenProcess
 from perilune.server.wishes import Facts
 from perilune.text.tokenizer import Tokenizer
@@ -39,19 +36,57 @@ from perilune.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+_STARTS: Final = 3
+_ANY: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """``long_bytes``: bodies beyond it go to a process. ``size``: processes at most. ``deadline_s``: for one body, and
-    for the start of its process if it needs one. ``wait_s``: for a process to be free. ``idle_s``: a process without
-    work ends after it."""
+    """What goes where, and how long it may take.
 
-    long_bytes: int = FREE_BYTES
+    Attributes:
+        short_bytes: bodies up to it are for the thread. long_bytes: longer ones leave a process to the others.
+        size: processes at most. max_waiting: bodies that wait for them. wait_s: longest wait.
+        start_s: until a new process has its first body. take_s: until another one has its next.
+        deadline_s: for a body from then on.
+        idle_s: a process without work ends after it. kept: so many stay.
+    """
+
+    short_bytes: int = 4 << 10
+    long_bytes: int = 256 << 10
     size: int = 2
+    max_waiting: int = 128
+    wait_s: float = 10.0
+    start_s: float = 20.0
+    take_s: float = 5.0
     deadline_s: float = 20.0
-    wait_s: float = 20.0
     idle_s: float = 60.0
+    kept: int = 1
+
+
+class _Sink(Protocol):
+    """Where a result goes."""
+
+    def expect(self, size: int) -> None:
+        """Raises HttpError where there is no room."""
+        ...
+
+    def add(self, piece: bytes) -> None: ...
+
+
+class _Whole:
+    """A result that is looked into here."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def expect(self, size: int) -> None:
+        """There is room."""
+
+    def add(self, piece: bytes) -> None:
+        self.data += piece
 
 
 class TokenPool:
@@ -59,7 +94,9 @@ class TokenPool:
 
     def __init__(self, limits: PoolLimits = PoolLimits()) -> None:
         self._limits = limits
-        self._places = asyncio.Semaphore(limits.size)
+        self._thread = ThreadPoolExecutor(1, "perilune-prepare")
+        self._turns = Places(1, long=_ANY, most=_ANY, wait_s=limits.wait_s)
+        self._places = Places(limits.size, long=limits.long_bytes, most=limits.max_waiting, wait_s=limits.wait_s)
         self._idle: dict[TokenProcess, asyncio.TimerHandle] = {}  # the last one was busy last
         self._all: set[TokenProcess] = set()
 
@@ -68,27 +105,37 @@ class TokenPool:
         cancelled: until then it counts as in flight, so that clients who leave at once can't pile up work.
 
         Raises:
-            RequestError: what is wrong with the body. HttpError: 503, every process is busy.
+            RequestError: what is wrong with the body. HttpError: 503, too many wait.
         """
         try:
-            if len(body) <= self._limits.long_bytes:
-                return await _whole(asyncio.to_thread(job.run, body.whole(), facts, tokenizer))
-            return msgspec.json.decode(await self._far(job, body, facts, tokenizer), type=job.result)
+            if len(body) <= self._limits.short_bytes:
+                return await self._near(job.run, body, facts, tokenizer)
+            whole = _Whole()
+            await self._far(job, body, facts, tokenizer, whole)
+            return msgspec.json.decode(whole.data, type=job.result)
         finally:
             body.close()
 
-    async def encoded(self, job: Job[T], body: Body, facts: Facts, tokenizer: Tokenizer) -> bytes | memoryview:
-        """The same as JSON, for which ``body`` counts until the caller closes it. Nobody here looks into it: to read a
-        result of millions of ids would hold up every stream."""
-        if len(body) <= self._limits.long_bytes:
-            result: bytes | memoryview = await _whole(asyncio.to_thread(job.encoded, body.whole(), facts, tokenizer))
-        else:
-            result = await self._far(job, body, facts, tokenizer)
-        body.becomes(len(result))
-        return result
+    async def pass_on(self, job: Job[T], body: Body, facts: Facts, tokenizer: Tokenizer, answer: Answer) -> None:
+        """The same, as JSON in ``answer``. Nobody here looks into it: to read millions of ids would hold up every
+        stream.
+
+        Raises:
+            RequestError: what is wrong with the body. HttpError: 503, too many wait, or no room for the answer.
+        """
+        try:
+            if len(body) <= self._limits.short_bytes:
+                result = await self._near(job.encoded, body, facts, tokenizer)
+                answer.expect(len(result))
+                answer.add(result)
+            else:
+                await self._far(job, body, facts, tokenizer, answer)
+        finally:
+            body.close()
 
     async def close(self) -> None:
         """Ends every process."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
         for timer in self._idle.values():
             timer.cancel()
         self._idle.clear()
@@ -98,59 +145,61 @@ class TokenPool:
         await asyncio.gather(*(process.wait() for process in processes))
         self._all.clear()
 
-    async def _far(self, job: Job[T], body: Body, facts: Facts, tokenizer: Tokenizer) -> memoryview:
+    async def _near(self, run: Callable[[bytes, Facts, Tokenizer], R], body: Body, facts: Facts, tok: Tokenizer) -> R:
+        """What ``run`` returns, from the thread."""
+        async with self._turns.place(len(body)):
+            loop = asyncio.get_running_loop()
+            return await _whole(loop.run_in_executor(self._thread, run, body.whole(), facts, tok))
+
+    async def _far(self, job: Job[Any], body: Body, facts: Facts, tokenizer: Tokenizer, sink: _Sink) -> None:
         """The job's result, from a process."""
-        async with self._place():
-            return await _whole(self._asked(Ask(job.name, facts, len(body)), body, tokenizer))
+        async with self._places.place(len(body)):
+            await _whole(asyncio.create_task(self._asked(Ask(job.name, facts, len(body)), body, tokenizer, sink)))
 
-    @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._limits.wait_s):
-                await self._places.acquire()
-        except TimeoutError:
-            raise unavailable("too many long requests are being read", code="overloaded") from None
-        try:
-            yield
-        finally:
-            self._places.release()
-
-    async def _asked(self, ask: Ask, body: Body, tokenizer: Tokenizer) -> memoryview:
+    async def _asked(self, ask: Ask, body: Body, tokenizer: Tokenizer, sink: _Sink) -> None:
+        process = await self._taken(ask, body, tokenizer)
         try:
             async with asyncio.timeout(self._limits.deadline_s):
-                reply, result = await self._answer(ask, body, tokenizer)
+                refusal = await _answered(process, sink)
         except TimeoutError:
+            process.kill()
             raise RequestError(
-                f"the request was not read and tokenised within {self._limits.deadline_s:g} s",
+                f"the request was not tokenised within {self._limits.deadline_s:g} s: it is too much text, or this "
+                "machine is too busy",
                 code="prompt_timeout",
-                hint="send less text",
+                hint="send less text, or the same once more if it is not much",
             ) from None
         except (EOFError, OSError, msgspec.DecodeError) as error:
+            process.kill()
             logger.error("a process that tokenises failed: %s", repr(error))
             raise HttpError(500, "the request could not be read; see the server's log", code="internal_error") from None
-        match reply:
-            case Refused():
-                raise error_of(reply)
-            case Broken(kind):
-                raise HttpError(500, f"the request could not be read: {kind}", code="internal_error")
-        return result
-
-    async def _answer(self, ask: Ask, body: Body, tokenizer: Tokenizer) -> tuple[Reply, memoryview]:
-        while (process := self._wake(tokenizer)) is not None:
-            try:
-                return await self._answer_of(process, ask, body)
-            except NotTakenError:
-                continue  # it died while it was idle: no fault of this body, which is still whole
-        return await self._answer_of(await self._start(tokenizer), ask, body)
-
-    async def _answer_of(self, process: TokenProcess, ask: Ask, body: Body) -> tuple[Reply, memoryview]:
-        try:
-            answer = await process.answer(ask, body)
         except BaseException:
             process.kill()  # a question without its answer: the next one would get the wrong one
             raise
         self._idle[process] = asyncio.get_running_loop().call_later(self._limits.idle_s, self._retire, process)
-        return answer
+        if refusal is not None:
+            raise refusal
+
+    async def _taken(self, ask: Ask, body: Body, tokenizer: Tokenizer) -> TokenProcess:
+        """A process that has all of the body. Those that died, or stand still, are no fault of it."""
+        starts = 0
+        while starts < _STARTS:
+            process = self._wake(tokenizer)
+            if process is None:
+                starts += 1
+                process = await self._start(tokenizer)
+            try:
+                async with asyncio.timeout(self._limits.take_s if process.booted else self._limits.start_s):
+                    await process.give(ask, body)
+            except (NotTakenError, TimeoutError) as error:
+                process.kill()
+                logger.warning("a process that tokenises is replaced: %s", repr(error))
+            except BaseException:
+                process.kill()
+                raise
+            else:
+                return process
+        raise unavailable("no process could be started that reads the request", "overloaded")
 
     def _wake(self, tokenizer: Tokenizer) -> TokenProcess | None:
         """One of those that are idle."""
@@ -163,20 +212,46 @@ class TokenPool:
         return None
 
     async def _start(self, tokenizer: Tokenizer) -> TokenProcess:
-        process = await TokenProcess.start(tokenizer)
+        try:
+            process = await TokenProcess.start(tokenizer)
+        except OSError as error:
+            logger.error("no process that tokenises could be started: %s", repr(error))
+            raise unavailable("no process could be started that reads the request", "overloaded") from None
         self._all = {other for other in self._all if other.alive} | {process}
         return process
 
     def _retire(self, process: TokenProcess) -> None:
-        del self._idle[process]
-        process.kill()
+        if len(self._idle) > self._limits.kept:
+            del self._idle[process]
+            process.kill()
 
 
-async def _whole(work: Coroutine[Any, Any, T]) -> T:
+async def _answered(process: TokenProcess, sink: _Sink) -> Exception | None:
+    """Puts the result of what a process was given into ``sink``, or returns why there is none."""
+    match await process.reply():
+        case Refused() as refused:
+            return error_of(refused)
+        case Broken(kind):
+            return HttpError(500, f"the request could not be read: {kind}", code="internal_error")
+        case Done(size):
+            refusal = None
+            try:
+                sink.expect(size)
+            except HttpError as error:
+                refusal = error
+            async for piece in process.result(size):
+                if refusal is None:
+                    sink.add(piece)
+            return refusal
+    raise EOFError("out of step")
+
+
+async def _whole(work: asyncio.Future[R]) -> R:
     """Waits for the end of ``work`` even when cancelled."""
-    task = asyncio.create_task(work)
     try:
-        return await asyncio.shield(task)
+        return await asyncio.shield(work)
     except asyncio.CancelledError:
-        await asyncio.wait((task,))
+        await asyncio.wait((work,))
+        if not work.cancelled():
+            work.exception()  # nobody is left to be told
         raise

@@ -1,6 +1,7 @@
 """A preparing process as its server sees it: started, asked one thing at a time, killed.
 
-What is said to it stands in ``tokenjobs``, what it does in ``tokenworker``.
+What is said to it stands in ``tokenjobs``, what it does in ``tokenworker``. To ask has two halves: ``give``, until the
+process says that it has all of a body, and ``reply``, which is that body's own affair.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ import asyncio
 import contextlib
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from perilune.server.bodies import Body
-from perilune.server.tokenjobs import HEAD_BYTES, MAX_FRAME, Ask, Done, Reply, Taken, boot_of, decode_reply, frame
+from perilune.server.tokenjobs import HEAD_BYTES, MAX_FRAME, Ask, Reply, Taken, boot_of, decode_reply, frame
 from perilune.text.tokenizer import Tokenizer
 
 _SLICE_BYTES: Final = 256 << 10
+_PIECE_BYTES: Final = 64 << 10
 
 
 class NotTakenError(EOFError):
@@ -29,7 +32,8 @@ class TokenProcess:
 
     tokenizer: Tokenizer
     _process: Process
-    _booted: bool = False
+    booted: bool = False
+    """It has been told the vocabulary, and has taken a body since."""
 
     @classmethod
     async def start(cls, tokenizer: Tokenizer) -> TokenProcess:
@@ -44,29 +48,46 @@ class TokenProcess:
         """As far as is known."""
         return self._process.returncode is None
 
-    async def answer(self, ask: Ask, body: Body) -> tuple[Reply, memoryview]:
-        """The reply, and the result that follows it. Empties ``body`` once the process has it.
+    async def give(self, ask: Ask, body: Body) -> None:
+        """Asks. Empties ``body`` once the process has it.
 
         Raises:
-            NotTakenError: the process was or went away; ``body`` is as it was. EOFError, OSError: later than that.
-            msgspec.DecodeError: it says what it never should.
+            NotTakenError: the process was or went away, or made no sense; ``body`` is as it was.
         """
         try:
-            if not self._booted:
-                self._booted = True
+            if not self.booted:
                 await self._tell(await asyncio.to_thread(lambda: frame(boot_of(self.tokenizer))))
             await self._tell(frame(ask))
             with body.view() as view:
                 for start in range(0, len(view), _SLICE_BYTES):
                     await self._tell(view[start : start + _SLICE_BYTES])
-            taken = await self._reply()
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            taken = isinstance(await self.reply(), Taken)
+        except (
+            EOFError,
+            OSError,
+            RuntimeError,
+            ValueError,
+        ) as error:  # RuntimeError: uvloop, of a pipe that has closed
             raise NotTakenError(repr(error)) from None
+        if not taken:
+            raise NotTakenError("out of step")
+        self.booted = True
         body.empty()
-        reply = await self._reply()
-        if not isinstance(taken, Taken) or isinstance(reply, Taken):
-            raise EOFError("out of step")
-        return reply, await self._result(reply.size if isinstance(reply, Done) else 0)
+
+    async def reply(self) -> Reply:
+        """What comes next.
+
+        Raises:
+            EOFError, OSError: the process has ended. msgspec.DecodeError: it says what it never should.
+        """
+        return decode_reply(await self._read(int.from_bytes(await self._read(HEAD_BYTES), "little")))
+
+    async def result(self, size: int) -> AsyncIterator[bytes]:
+        """What follows a ``Done``, in pieces: to copy tens of megabytes at once would hold up every stream."""
+        while size:
+            piece = await self._read(min(_PIECE_BYTES, size))
+            size -= len(piece)
+            yield piece
 
     async def wait(self) -> None:
         """Until it has ended."""
@@ -82,20 +103,9 @@ class TokenProcess:
         stdin.write(data)
         await stdin.drain()
 
-    async def _reply(self) -> Reply:
-        return decode_reply(await self._read(int.from_bytes(await self._read(HEAD_BYTES), "little")))
-
     async def _read(self, size: int) -> bytes:
         if size > MAX_FRAME:
             raise EOFError(f"{size} bytes at once")
         stdout: Any = self._process.stdout
         data: bytes = await stdout.readexactly(size)
         return data
-
-    async def _result(self, size: int) -> memoryview:
-        """In pieces: to copy tens of megabytes at once would hold up every stream."""
-        data = bytearray()
-        while len(data) < size:
-            piece = await self._read(min(_SLICE_BYTES, size - len(data)))
-            data += piece
-        return memoryview(data)

@@ -7,9 +7,10 @@ its stdin does, so it cannot outlive its server.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from perilune import memory
 from perilune.errors import RequestError
@@ -30,11 +31,15 @@ from perilune.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+_TRIM_BYTES: Final = 1 << 20
+_NICE: Final = 5
+
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
     """Answers until ``source`` ends."""
     boot = decode_boot(_read(source))
     tokenizer = Tokenizer(boot.tokens, boot.names, boot.vocab_size)
+    used = 0
     while data := _read(source):
         ask = decode_ask(data)
         body = source.read(ask.size)
@@ -46,8 +51,11 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         sink.write(frame(reply))
         sink.write(result)
         sink.flush()
+        used += len(body) + len(result)
         del body, result
-        memory.trim()
+        if used >= _TRIM_BYTES:
+            used = 0
+            memory.trim()
 
 
 def _answer(ask: Ask, body: bytes, tokenizer: Tokenizer) -> tuple[Reply, bytes]:
@@ -70,6 +78,7 @@ def main() -> None:
     """Entry point."""
     # Ctrl-C reaches the whole process group; the server decides when its helpers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICE)  # where cores are few, streams and probes go before prompts that are still to come
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     serve(sys.stdin.buffer, sys.stdout.buffer)
 
