@@ -2,13 +2,14 @@
 
 Owns their structs (field names are the wire's), the types and rules of every field, and the refusals: a
 ``RequestError`` whose ``param`` is the dotted path. Fields that no rule names are ignored in messages and kept in
-tools, since a tool's declaration goes into the prompt as the client wrote it. Knows no prompt format.
+tools, since a tool's declaration goes into the prompt as the client wrote it; ``unknown_fields`` names them.
+Knows no prompt format.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -134,6 +135,39 @@ def read_tools(data: Sequence[object]) -> tuple[Tool, ...]:
 def is_tool_name(name: str) -> bool:
     """Visible characters without spaces; dots, dashes, colons and leading digits are fine."""
     return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable() and not any(map(str.isspace, name))
+
+
+def unknown_fields(messages: Sequence[object], tools: Sequence[object]) -> Iterator[str]:
+    """Paths of what ``read_messages`` and ``read_tools``, which have taken both, do not know. What is null, or empty as
+    clients echo it from an answer, is absent. A function's ``parameters`` and a call's ``arguments`` are data."""
+    for index, message in enumerate(messages):
+        yield from _unknown_in(message, Message, f"messages[{index}]")
+    for index, tool in enumerate(tools):
+        yield from _unknown_in(tool, _WireTool, f"tools[{index}]")
+
+
+def _unknown_in(data: object, kind: type[msgspec.Struct], where: str) -> Iterator[str]:
+    if not isinstance(data, dict):
+        return
+    for name, value in data.items():
+        path = f"{where}.{name}"
+        if name not in kind.__struct_fields__:
+            if value is not None and value != []:
+                yield path
+        elif (inner := _NESTED.get((kind, name))) is not None:
+            if isinstance(value, list):
+                for index, each in enumerate(value):
+                    yield from _unknown_in(each, inner, f"{path}[{index}]")
+            else:
+                yield from _unknown_in(value, inner, path)
+
+
+_NESTED: Final[Mapping[tuple[type[msgspec.Struct], str], type[msgspec.Struct]]] = {
+    (Message, "content"): TextPart,
+    (Message, "tool_calls"): ToolCall,
+    (ToolCall, "function"): FunctionCall,
+    (_WireTool, "function"): _WireFunction,
+}
 
 
 def check_messages(messages: Sequence[Message]) -> None:

@@ -30,6 +30,7 @@ class Fields:
         self._data = data
         self._prefix = prefix
         self._known: set[str] = set()
+        self._nested: list[Fields] = []
 
     def get(self, name: str) -> object:
         """The raw value, None when absent. Marks the name as known."""
@@ -37,8 +38,9 @@ class Fields:
         return self._data.get(name)
 
     def unknown(self) -> tuple[str, ...]:
-        """Names that nobody asked for, in the order of the request, with their prefix."""
-        return tuple(self._prefix + name for name in self._data if name not in self._known)
+        """Names that nobody asked for, with their prefix: those in nested objects first."""
+        below = tuple(name for each in self._nested for name in each.unknown())
+        return below + tuple(self._prefix + name for name in self._data if name not in self._known)
 
     def keys(self) -> tuple[str, ...]:
         """Every name, in the order of the request; for objects whose keys are data."""
@@ -97,7 +99,9 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self.fail(name, "an object is needed", code="invalid_type")
-        return Fields(value, f"{self._prefix}{name}.")
+        nested = Fields(value, f"{self._prefix}{name}.")
+        self._nested.append(nested)
+        return nested
 
     def only(self, name: str, neutral: tuple[object, ...], hint: str) -> None:
         """Refuses every value of a feature that is not here, but for those that ask for nothing."""

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from perilune.chat.markers import Marker
-from perilune.chat.messages import Message, Tool, check_strict, read_messages, read_tools
+from perilune.chat.messages import Message, Tool, check_strict, read_messages, read_tools, unknown_fields
 from perilune.chat.render import render
 from perilune.errors import RequestError
 from perilune.server.jsonbody import decode_object
@@ -23,6 +23,7 @@ from perilune.server.text_schema import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
     Prompt,
+    TokenizeRequest,
     read_completion_request,
     read_detokenize_request,
     read_tokenize_request,
@@ -128,6 +129,7 @@ def prepare_chat(body: bytes, facts: Facts, tokenizer: Tokenizer) -> ChatTask:
     model = served_name(asked.model, facts.names)
     check_choices(asked.wishes.n, 1, facts)
     messages, tools = read_messages(asked.messages), read_tools(asked.tools)
+    asked = msgspec.structs.replace(asked, warnings=_with_nested(asked, facts))
     if facts.strict:
         _hold_to_the_letter(asked.warnings, messages, tools)
     rendered = render(messages, tools, tokenizer)
@@ -190,7 +192,7 @@ def tokenize(body: bytes, facts: Facts, tokenizer: Tokenizer) -> Tokenized:
     if asked.prompt is None:
         messages, tools = read_messages(asked.messages), read_tools(asked.tools)
         if facts.strict:
-            check_strict(messages, tools)
+            _hold_to_the_letter(_with_nested(asked, facts), messages, tools)
         rendered = render(messages, tools, tokenizer, add_generation_prompt=asked.add_generation_prompt)
         ids = rendered.ids
     else:
@@ -258,6 +260,12 @@ def _text_sampling(asked: CompletionRequest, prompt_len: int, facts: Facts) -> S
 def _call_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Without these ids no tool call can begin."""
     return tuple(tokenizer.specials[name] for name in _CALL_MARKERS if name in tokenizer.specials)
+
+
+def _with_nested(asked: ChatRequest | TokenizeRequest, facts: Facts) -> tuple[str, ...]:
+    """Warnings, of unknown fields in messages too. Those in tools are refused, or else shown to the model."""
+    unknown = unknown_fields(asked.messages, asked.tools if facts.strict else ())
+    return (*asked.warnings, *(IGNORED + path for path in unknown))
 
 
 def _hold_to_the_letter(warnings: Sequence[str], messages: Sequence[Message] = (), tools: Sequence[Tool] = ()) -> None:

@@ -26,10 +26,9 @@ _TEXT_ONLY: Final = "the model reads and writes text"
 
 
 class StreamOptions(NamedTuple):
-    """``stream_options``; ``unknown`` names what was ignored."""
+    """``stream_options``."""
 
     include_usage: bool = False
-    unknown: tuple[str, ...] = ()
 
 
 def _stream_options(fields: Fields) -> StreamOptions:
@@ -38,7 +37,7 @@ def _stream_options(fields: Fields) -> StreamOptions:
         return StreamOptions()
     if not fields.boolean("stream", False):
         raise fields.fail("stream_options", "it is only allowed with `stream` true")
-    return StreamOptions(options.boolean("include_usage", False), options.unknown())
+    return StreamOptions(options.boolean("include_usage", False))
 
 
 def _response_format(fields: Fields) -> None:
@@ -102,6 +101,8 @@ def _thinking(fields: Fields) -> bool:
     """Whether the client asks the model not to think."""
     switch = fields.nested("thinking")
     kind = None if switch is None else switch.string("type", 32)
+    if switch is not None:
+        switch.get("keep")  # of which turns the thinking is kept: the prompt format says so
     if switch is not None and kind not in (None, "enabled", "disabled", "adaptive"):
         raise switch.fail("type", "enabled, disabled or adaptive is needed")
     return kind == "disabled"
@@ -232,7 +233,7 @@ def read_chat_request(data: dict[str, object]) -> ChatRequest:
         max_tokens=read["max_tokens"] if newer_limit is None else newer_limit,
         logprobs=(read["top_logprobs"] or 0) if read["logprobs"] else None,
         wishes=wishes_of(read),
-        warnings=warnings_of(fields, read["stream_options"], off=read["thinking"] or read["chat_template_kwargs"]),
+        warnings=warnings_of(fields, off=read["thinking"] or read["chat_template_kwargs"]),
     )
 
 
@@ -241,7 +242,7 @@ def wishes_of(read: dict[str, Any]) -> Wishes:
     return Wishes(**{param.name: read[param.name] for param in SAMPLING})
 
 
-def warnings_of(fields: Fields, options: StreamOptions, *, off: bool = False) -> tuple[str, ...]:
+def warnings_of(fields: Fields, *, off: bool = False) -> tuple[str, ...]:
     """What was taken notice of and not obeyed. To be called when every known field has been read."""
-    ignored = (IGNORED + name for name in (*options.unknown, *fields.unknown()))
+    ignored = (IGNORED + name for name in fields.unknown())
     return (ALWAYS_THINKS, *ignored) if off else tuple(ignored)

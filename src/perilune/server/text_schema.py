@@ -9,7 +9,7 @@ import msgspec
 from perilune.errors import RequestError
 from perilune.server.fields import Fields
 from perilune.server.params import MAX_COUNT, Param, flag, integer, read_all, refused, text, unused
-from perilune.server.schema import CONVERSATION, LATER, MESSAGES, SHARED, StreamOptions, warnings_of, wishes_of
+from perilune.server.schema import CONVERSATION, LATER, MESSAGES, SHARED, warnings_of, wishes_of
 from perilune.server.wishes import MAX_TOP_LOGPROBS, Wishes
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -159,7 +159,7 @@ def read_completion_request(data: dict[str, object]) -> CompletionRequest:
         echo=read["echo"],
         name_ids=read["return_tokens_as_token_ids"],
         wishes=wishes_of(read),
-        warnings=warnings_of(fields, read["stream_options"]),
+        warnings=warnings_of(fields),
     )
 
 
@@ -172,7 +172,7 @@ def read_tokenize_request(data: dict[str, object]) -> TokenizeRequest:
     fields = Fields(data)
     read = read_all(TOKENIZE, fields)
     names = ("model", "prompt", "messages", "tools", "add_generation_prompt", "return_token_strs")
-    return TokenizeRequest(**{name: read[name] for name in names}, warnings=warnings_of(fields, StreamOptions()))
+    return TokenizeRequest(**{name: read[name] for name in names}, warnings=warnings_of(fields))
 
 
 def read_detokenize_request(data: dict[str, object]) -> DetokenizeRequest:
@@ -182,4 +182,4 @@ def read_detokenize_request(data: dict[str, object]) -> DetokenizeRequest:
         RequestError: names the field, its value, and what is allowed.
     """
     fields = Fields(data)
-    return DetokenizeRequest(**read_all(DETOKENIZE, fields), warnings=warnings_of(fields, StreamOptions()))
+    return DetokenizeRequest(**read_all(DETOKENIZE, fields), warnings=warnings_of(fields))
