@@ -156,7 +156,8 @@ async def test_one_that_stands_still_before_it_has_the_body_is_replaced(
         await pool.prepare(TOKENIZE, held(encoded(prompt="tide")), FACTS, tokenizer)
         (stopped,) = children()
         stopped.suspend()
-        assert (await pool.prepare(TOKENIZE, held(encoded(prompt="x" * size)), FACTS, tokenizer)).count == size
+        async with asyncio.timeout(10):
+            assert (await pool.prepare(TOKENIZE, held(encoded(prompt="x" * size)), FACTS, tokenizer)).count == size
         (other,) = children()
         assert other.pid != stopped.pid
 
@@ -336,7 +337,7 @@ def test_a_long_prompt_does_not_hold_up_a_stream(
 
 
 def test_a_flood_of_prompts_holds_nobody_up(script: ScriptFactory, serve: ServerFactory) -> None:
-    """Two hundred bodies just below what counts as held: new connections, small requests and metrics get through."""
+    """Bodies just below what counts as held: new connections, small requests and metrics get through."""
     engine = script()
     engine.steps = [engine.ids("a")]
     body = b'{"x":[' + b"{}," * 21_000 + b'{}],"n":99,"prompt":"a"}'  # slow to read for its size, and refused
@@ -344,7 +345,7 @@ def test_a_flood_of_prompts_holds_nobody_up(script: ScriptFactory, serve: Server
     asked = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
     seconds: dict[str, list[float]] = {"/health": [], "/metrics": [], "small": []}
     with serve(lambda: (engine, SamplingDefaults())) as served, contextlib.ExitStack() as stack:
-        flood = [stack.enter_context(served.connect()) for _ in range(200)]
+        flood = [stack.enter_context(served.connect()) for _ in range(150)]
         for sock in flood:
             sock.sendall(asked)
         while served.state.in_flight > 20 or not seconds["small"]:
@@ -358,9 +359,9 @@ def test_a_flood_of_prompts_holds_nobody_up(script: ScriptFactory, serve: Server
                 assert response.status_code == 200
                 times.append(time.monotonic() - start)
         answers = [sock.recv(1000) for sock in flood]
-    assert {answer.split(b" ", 2)[1] for answer in answers} == {b"400", b"503"}
-    assert all(b"retry-after: 1" in answer for answer in answers if b" 503 " in answer[:20])
     for name, times in seconds.items():
         assert len(times) >= 3, "the flood was there"
         assert sorted(times)[len(times) // 2] < 0.3, name
         assert max(times) < 2.0, name
+    assert {answer.split(b" ", 2)[1] for answer in answers} == {b"400", b"503"}
+    assert all(b"retry-after: 1" in answer for answer in answers if b" 503 " in answer[:20])

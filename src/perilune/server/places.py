@@ -11,13 +11,12 @@ import heapq
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perilune.server.replies import HttpError, unavailable
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     """In the order in which they get places."""
 
     magnitude: int
