@@ -142,6 +142,7 @@ class GenerationEndpoint(Generic[TaskT]):
         except PeriluneError as error:
             if not stream.started:
                 raise
+            logger.error("a request failed in its stream: %s", error.message)
             watch.failed(error)
             await self._fail(stream, scope, error)
             return
@@ -155,7 +156,6 @@ class GenerationEndpoint(Generic[TaskT]):
     async def _fail(self, stream: EventStream, scope: Scope, error: PeriluneError) -> None:
         """An error after the first event: told as the last one, and in the logs, whose status says 200."""
         info = error_info(error)[1]
-        logger.error("a request failed in its stream: %s", error.message)
         if (record := _record(scope)) is not None:
             record.error = info.code or info.type
         await stream.fail(info)
