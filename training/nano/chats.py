@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from training.nano import errands, notes, stories, sums, talk
+from training.nano import copying, errands, notes, stories, sums, talk
 from training.nano.subjects import BY_NAME, CHAINS, SUBJECTS
 from training.nano.toolbox import Gadget, calculator, finder, foreigner
 from training.nano.turns import Turn
@@ -26,6 +26,9 @@ STORIES: Final = {"story1": 1, "story2": 2, "story3": 3}
 WITH_TOOLS: Final = frozenset(("call", "parallel", "row", "refusal", "error", "direct"))
 LONG: Final = 0.025
 """Share of the chats that are filled up, evenly in the logarithm, to between some 300 and 2,048 tokens."""
+
+COPYING: Final = 0.4
+"""Share of the drills."""
 
 WISHES: Final = {
     **{kind: Wish(kind=kind, held_out=True) for kind in KINDS if kind not in ("call", "parallel", "row")},
@@ -76,8 +79,8 @@ def sample(rng: random.Random, wish: Wish = ANYTHING) -> Sample:
 
 
 def drill(rng: random.Random) -> tuple[str, Reply]:
-    """Worked arithmetic without a chat around it: the first line, which nothing tells, and the whole reply."""
-    return sums.drill(rng)
+    """Worked arithmetic, or copying, without a chat around it: what nothing tells, and the whole reply."""
+    return copying.drill(rng) if rng.random() < COPYING else sums.drill(rng)
 
 
 def _turn(rng: random.Random, kind: str, box: Sequence[Gadget], calls: int, wish: Wish, least: int) -> Turn:
