@@ -201,9 +201,14 @@ class Typing:
         self._master, slave = pty.openpty()
         environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1"}
         command = [sys.executable, "-m", "perilune.cli.main", "chat", "--url", url]
-        self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
-        )
+        # A suite that runs in the background ignores SIGINT, and its children would too.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
         os.close(slave)
         self.seen = ""
         self._looked = 0
