@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -125,3 +126,78 @@ async def test_who_leaves_takes_no_place_along() -> None:
     assert "unlucky" not in crowd.began
     async with asyncio.timeout(1), where.place(1):
         pass
+
+
+async def free(where: Places, size: int) -> bool:
+    """Whether ``size`` pieces of work find places at once, and no more."""
+    gate = asyncio.Event()
+
+    async def hold() -> None:
+        async with where.place(1):
+            await gate.wait()
+
+    tasks = [asyncio.create_task(hold()) for _ in range(size + 1)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    inside = size + 1 - len(where._waiting)
+    gate.set()
+    await asyncio.gather(*tasks)
+    return inside == size
+
+
+async def test_a_place_that_frees_just_when_its_next_one_leaves() -> None:
+    where, gate = places(1), asyncio.Event()
+
+    async def hold() -> None:
+        async with where.place(1):
+            await gate.wait()
+
+    inside, waiting = asyncio.create_task(hold()), asyncio.create_task(hold())
+    await asyncio.sleep(0)
+    gate.set()
+    waiting.cancel()
+    results = await asyncio.gather(inside, waiting, return_exceptions=True)
+    assert results[0] is None
+    assert isinstance(results[1], asyncio.CancelledError)
+    assert await free(where, 1)
+
+
+async def test_one_too_many_comes_just_when_the_last_one_leaves() -> None:
+    where, gate = places(1, most=1), asyncio.Event()
+
+    async def hold(size: int) -> None:
+        async with where.place(size):
+            await gate.wait()
+
+    inside, waiting = asyncio.create_task(hold(1)), asyncio.create_task(hold(500))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    newcomer = asyncio.create_task(hold(1))
+    await asyncio.sleep(0)
+    gate.set()
+    results = await asyncio.gather(inside, waiting, newcomer, return_exceptions=True)
+    assert (results[0], type(results[1]), results[2]) == (None, asyncio.CancelledError, None)
+    assert await free(where, 1)
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_no_place_is_lost_whoever_leaves_when(seed: int) -> None:
+    """Work that ends, is cancelled, runs out of patience or is pushed out, in any order, many in one turn."""
+    rng = random.Random(seed)
+    size = rng.randint(1, 3)
+    where = places(size, most=rng.choice((1, 3, 100)), wait_s=rng.choice((0.002, 0.01)))
+
+    async def work() -> None:
+        async with where.place(rng.choice((1, 50, LONG, 5 * LONG))):
+            await asyncio.sleep(rng.choice((0, 0, 0.001, 0.002)))
+
+    tasks: list[asyncio.Task[None]] = []
+    for _ in range(120):
+        tasks.append(asyncio.create_task(work()))
+        if rng.random() < 0.5:
+            rng.choice(tasks).cancel()
+        if rng.random() < 0.4:
+            await asyncio.sleep(rng.choice((0, 0, 0.001)))
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(result) for result in results} <= {type(None), asyncio.CancelledError, HttpError}
+    assert await free(where, size)

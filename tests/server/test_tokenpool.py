@@ -299,6 +299,35 @@ async def test_who_leaves_is_counted_until_the_work_has_ended(tokenizer: Tokeniz
         assert (await pool.prepare(TOKENIZE, held(encoded(prompt="tide")), FACTS, tokenizer)).count == 4
 
 
+async def test_who_leaves_twice_is_counted_until_then_too(tokenizer: Tokenizer) -> None:
+    async with pooled(size=1) as pool:
+        body = held(encoded(prompt="x " * 20_000))
+        asked = asyncio.create_task(pool.prepare(TOKENIZE, body, FACTS, tokenizer))
+        while not len(pool._all):  # noqa: ASYNC110 - what happens in processes
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            asked.cancel()
+            await asyncio.sleep(0)
+            assert not asked.done()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+
+async def test_a_closed_pool_starts_nothing(tokenizer: Tokenizer, children: Children) -> None:
+    async with pooled(size=2) as pool:
+        asked = [
+            asyncio.create_task(pool.prepare(TOKENIZE, held(encoded(prompt="x" * 9000)), FACTS, tokenizer))
+            for _ in range(4)
+        ]
+        await asyncio.sleep(0.05)
+        await pool.close()
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(result) for result in results} == {HttpError}
+        with pytest.raises(HttpError, match="shutting down"):
+            await pool.prepare(TOKENIZE, held(encoded(prompt="x")), FACTS, tokenizer)
+    await until(lambda: not children())
+
+
 def test_a_long_prompt_does_not_hold_up_a_stream(
     script: ScriptFactory, serve: ServerFactory, children: Children
 ) -> None:

@@ -64,7 +64,8 @@ class Places:
         if len(self._waiting) > self._most:
             last = max(self._waiting)
             self._forget(last)
-            last.turn.set_exception(_full())
+            if not last.turn.done():
+                last.turn.set_exception(_full())
         try:
             async with asyncio.timeout(self._wait_s):
                 await turn
@@ -79,9 +80,15 @@ class Places:
             raise
 
     def _grant(self) -> None:
-        while self._waiting and self._free > (self._kept if self._waiting[0].magnitude >= self._long else 0):
-            self._free -= 1
-            heapq.heappop(self._waiting).turn.set_result(None)
+        while self._waiting and self._may_go(self._waiting[0]):
+            turn = heapq.heappop(self._waiting).turn
+            # Who leaves has a turn that is cancelled, and stands here until its task runs.
+            if not turn.done():
+                self._free -= 1
+                turn.set_result(None)
+
+    def _may_go(self, first: _Waiting) -> bool:
+        return first.turn.done() or self._free > (self._kept if first.magnitude >= self._long else 0)
 
     def _forget(self, waiting: _Waiting) -> None:
         if waiting in self._waiting:

@@ -99,6 +99,7 @@ class TokenPool:
         self._places = Places(limits.size, long=limits.long_bytes, most=limits.max_waiting, wait_s=limits.wait_s)
         self._idle: dict[TokenProcess, asyncio.TimerHandle] = {}  # the last one was busy last
         self._all: set[TokenProcess] = set()
+        self._closed = False
 
     async def prepare(self, job: Job[T], body: Body, facts: Facts, tokenizer: Tokenizer) -> T:
         """The job's result; closes ``body``. Once begun, runs to its end, or to the deadline, even when the caller is
@@ -134,7 +135,8 @@ class TokenPool:
             body.close()
 
     async def close(self) -> None:
-        """Ends every process."""
+        """Ends every process; starts none from now on."""
+        self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         for timer in self._idle.values():
             timer.cancel()
@@ -148,6 +150,7 @@ class TokenPool:
     async def _near(self, run: Callable[[bytes, Facts, Tokenizer], R], body: Body, facts: Facts, tok: Tokenizer) -> R:
         """What ``run`` returns, from the thread."""
         async with self._turns.place(len(body)):
+            self._check_open()
             loop = asyncio.get_running_loop()
             return await _whole(loop.run_in_executor(self._thread, run, body.whole(), facts, tok))
 
@@ -176,7 +179,10 @@ class TokenPool:
         except BaseException:
             process.kill()  # a question without its answer: the next one would get the wrong one
             raise
-        self._idle[process] = asyncio.get_running_loop().call_later(self._limits.idle_s, self._retire, process)
+        if self._closed:
+            process.kill()
+        else:
+            self._idle[process] = asyncio.get_running_loop().call_later(self._limits.idle_s, self._retire, process)
         if refusal is not None:
             raise refusal
 
@@ -184,6 +190,7 @@ class TokenPool:
         """A process that has all of the body. Those that died, or stand still, are no fault of it."""
         starts = 0
         while starts < _STARTS:
+            self._check_open()
             process = self._wake(tokenizer)
             if process is None:
                 starts += 1
@@ -217,8 +224,15 @@ class TokenPool:
         except OSError as error:
             logger.error("no process that tokenises could be started: %s", repr(error))
             raise unavailable("no process could be started that reads the request", "overloaded") from None
+        if self._closed:
+            process.kill()
+            self._check_open()
         self._all = {other for other in self._all if other.alive} | {process}
         return process
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise unavailable("the server is shutting down", "shutting_down")
 
     def _retire(self, process: TokenProcess) -> None:
         if len(self._idle) > self._limits.kept:
@@ -247,11 +261,15 @@ async def _answered(process: TokenProcess, sink: _Sink) -> Exception | None:
 
 
 async def _whole(work: asyncio.Future[R]) -> R:
-    """Waits for the end of ``work`` even when cancelled."""
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait((work,))
-        if not work.cancelled():
-            work.exception()  # nobody is left to be told
-        raise
+    """Waits for the end of ``work`` even when cancelled, and however often."""
+    leaving: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait((work,))
+        except asyncio.CancelledError as error:
+            leaving = error
+    if leaving is None:
+        return work.result()
+    if not work.cancelled():
+        work.exception()  # nobody is left to be told
+    raise leaving
