@@ -171,8 +171,8 @@ async def test_one_too_many_comes_just_when_the_last_one_leaves() -> None:
 
     inside, waiting = asyncio.create_task(hold(1)), asyncio.create_task(hold(500))
     await asyncio.sleep(0)
+    newcomer = asyncio.create_task(hold(1))  # runs before the other one learns that it is cancelled
     waiting.cancel()
-    newcomer = asyncio.create_task(hold(1))
     await asyncio.sleep(0)
     gate.set()
     results = await asyncio.gather(inside, waiting, newcomer, return_exceptions=True)
