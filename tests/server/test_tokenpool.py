@@ -328,6 +328,38 @@ async def test_a_closed_pool_starts_nothing(tokenizer: Tokenizer, children: Chil
     await until(lambda: not children())
 
 
+async def test_the_end_while_bodies_are_read(
+    tokenizer: Tokenizer, children: Children, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those who are asked for then, in whatever state, are told so; nothing is left, no fault is logged."""
+    for moment in range(25):
+        async with pooled(size=2) as pool:
+            asked = [
+                asyncio.create_task(pool.prepare(TOKENIZE, held(encoded(prompt="x" * size)), FACTS, tokenizer))
+                for size in (9000, 3_000_000)
+            ]
+            await asyncio.sleep(0.02 * moment)
+            await pool.close()
+            assert not children(), moment
+            for result in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    assert isinstance(result, HttpError), (moment, result)
+                    assert (result.status, result.code) == (503, "shutting_down"), moment
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_the_end_before_a_short_body_has_its_turn(tokenizer: Tokenizer) -> None:
+    gate = threading.Event()
+    async with pooled(short_bytes=1 << 20) as pool:
+        pool._thread.submit(gate.wait)  # the thread is busy with something else
+        asked = asyncio.create_task(pool.prepare(TOKENIZE, held(encoded(prompt="tide")), FACTS, tokenizer))
+        await asyncio.sleep(0.05)
+        await pool.close()
+        gate.set()
+        with pytest.raises(HttpError, match="shutting down"):
+            await asked
+
+
 def test_a_long_prompt_does_not_hold_up_a_stream(
     script: ScriptFactory, serve: ServerFactory, children: Children
 ) -> None:

@@ -99,6 +99,7 @@ class TokenPool:
         self._places = Places(limits.size, long=limits.long_bytes, most=limits.max_waiting, wait_s=limits.wait_s)
         self._idle: dict[TokenProcess, asyncio.TimerHandle] = {}  # the last one was busy last
         self._all: set[TokenProcess] = set()
+        self._work: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def prepare(self, job: Job[T], body: Body, facts: Facts, tokenizer: Tokenizer) -> T:
@@ -141,10 +142,10 @@ class TokenPool:
         for timer in self._idle.values():
             timer.cancel()
         self._idle.clear()
-        processes = list(self._all)
-        for process in processes:
+        for process in self._all:
             process.kill()
-        await asyncio.gather(*(process.wait() for process in processes))
+        await asyncio.gather(*self._work, return_exceptions=True)  # one may just be starting a process
+        await asyncio.gather(*(process.wait() for process in self._all))
         self._all.clear()
 
     async def _near(self, run: Callable[[bytes, Facts, Tokenizer], R], body: Body, facts: Facts, tok: Tokenizer) -> R:
@@ -157,7 +158,10 @@ class TokenPool:
     async def _far(self, job: Job[Any], body: Body, facts: Facts, tokenizer: Tokenizer, sink: _Sink) -> None:
         """The job's result, from a process."""
         async with self._places.place(len(body)):
-            await _whole(asyncio.create_task(self._asked(Ask(job.name, facts, len(body)), body, tokenizer, sink)))
+            work = asyncio.create_task(self._asked(Ask(job.name, facts, len(body)), body, tokenizer, sink))
+            self._work.add(work)
+            work.add_done_callback(self._work.discard)
+            await _whole(work)
 
     async def _asked(self, ask: Ask, body: Body, tokenizer: Tokenizer, sink: _Sink) -> None:
         process = await self._taken(ask, body, tokenizer)
@@ -174,6 +178,7 @@ class TokenPool:
             ) from None
         except (EOFError, OSError, msgspec.DecodeError) as error:
             process.kill()
+            self._check_open()
             logger.error("a process that tokenises failed: %s", repr(error))
             raise HttpError(500, "the request could not be read; see the server's log", code="internal_error") from None
         except BaseException:
@@ -226,13 +231,14 @@ class TokenPool:
             raise unavailable("no process could be started that reads the request", "overloaded") from None
         if self._closed:
             process.kill()
+            await process.wait()
             self._check_open()
         self._all = {other for other in self._all if other.alive} | {process}
         return process
 
     def _check_open(self) -> None:
         if self._closed:
-            raise unavailable("the server is shutting down", "shutting_down")
+            raise _closing()
 
     def _retire(self, process: TokenProcess) -> None:
         if len(self._idle) > self._limits.kept:
@@ -260,6 +266,10 @@ async def _answered(process: TokenProcess, sink: _Sink) -> Exception | None:
     raise EOFError("out of step")
 
 
+def _closing() -> HttpError:
+    return unavailable("the server is shutting down", "shutting_down")
+
+
 async def _whole(work: asyncio.Future[R]) -> R:
     """Waits for the end of ``work`` even when cancelled, and however often."""
     leaving: asyncio.CancelledError | None = None
@@ -269,6 +279,8 @@ async def _whole(work: asyncio.Future[R]) -> R:
         except asyncio.CancelledError as error:
             leaving = error
     if leaving is None:
+        if work.cancelled():  # by the pool's end, before its turn in the thread
+            raise _closing()
         return work.result()
     if not work.cancelled():
         work.exception()  # nobody is left to be told
