@@ -179,6 +179,23 @@ def test_what_never_began_is_neither_charged_nor_billed(script: ScriptFactory, t
     assert (written["prompt_tokens"], written["error"]) == (0, "queue_timeout")
 
 
+def test_tokens_go_back_where_they_came_from(script: ScriptFactory) -> None:
+    """A key whose limit was changed meanwhile gets no tokens for free."""
+    engine = script(finish=None)
+    with serving(engine, Limits(queue_timeout_s=0.4), KeyLimits(tokens_per_minute=600)) as (client, state):
+        answers: list[httpx.Response] = []
+        body = {"messages": [{"role": "user", "content": "x" * 200}]}
+        waiting = ask_aside(client, body, answers)
+        until(lambda: state.admission.waiting_tokens > 200)
+        state.set_keys(KeyRing([key_of("canary", KEY, KeyLimits(tokens_per_minute=1000))]))
+        tenant, loop = state.admission.tenant("canary"), time.monotonic()
+        tenant.charge(900, loop)
+        waiting.join()
+        assert answers[0].status_code == 503
+        left = int(answers[0].headers["x-ratelimit-remaining-tokens"])
+        assert left < 150, "100, and what a second fills in"
+
+
 def test_a_lower_concurrency_is_the_key_s_own_limit_for_those_who_wait(script: ScriptFactory) -> None:
     engine = script(finish=None)
     engine.steps = [engine.ids("a")]

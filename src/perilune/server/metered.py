@@ -86,7 +86,7 @@ class MeteredEngine:
         total = sum(prompts.values())
         self._tenant.check_tokens(total, now)
         self._admission.queue(total)
-        self._tenant.charge(total, now)
+        paid = self._tenant.charge(total, now)
         self._waiting = prompts
         queue_deadline = now + self._admission.queue_timeout_s
         try:
@@ -99,8 +99,10 @@ class MeteredEngine:
         finally:
             unread = sum(self._waiting.values())
             self._waiting = {}
+            self._timer = None
             self._admission.unqueue(unread)
-            self._tenant.refund(unread, clock())
+            if paid is not None:
+                paid.take(-unread, clock())
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
         """The engine's news of one sequence that was let in, as soon as there is a place for it.
@@ -115,14 +117,14 @@ class MeteredEngine:
                 await places.enter_async_context(self._tenant.places)
             self._sent = True
             wait = self._admission.wait(clock())
-            meter = _Meter(self._record, self._tenant, counts_cached=id(request.prompt) in self._waiting)
+            meter = _Meter(self._record, self._tenant)
             try:
                 async with aclosing(self._engine.generate(request)) as news:
                     async for out in news:
                         now = clock()
                         if not wait.over:
                             wait.end(now, began=True)
-                            self._begin_prompt(request)
+                            self._begin_prompt(request, out)
                         if meter.add(out, now):
                             yield out
             except PeriluneError:
@@ -132,11 +134,15 @@ class MeteredEngine:
                 wait.end(clock(), began=False)
                 meter.end("abort")
 
-    def _begin_prompt(self, request: Request) -> None:
-        """The first step of a sequence: what it waited for is over, and the queue's deadline with it."""
-        tokens = self._waiting.pop(id(request.prompt), 0)
-        self._admission.unqueue(tokens)
-        self._record.prompt_tokens += tokens
+    def _begin_prompt(self, request: Request, out: TokenOut) -> None:
+        """The first step of a sequence: what it waited for is over, and the queue's deadline with it.
+
+        A prompt is billed once, as its first sequence finds it in the cache.
+        """
+        if (tokens := self._waiting.pop(id(request.prompt), 0)) > 0:
+            self._admission.unqueue(tokens)
+            self._record.prompt_tokens += tokens
+            self._record.cached_tokens += out.cached_tokens
         if self._timer is not None and not self._timer.expired():
             self._timer.reschedule(self._deadline)
 
@@ -182,9 +188,8 @@ class MeteredEngine:
 class _Meter:
     """Counts one sequence into its exchange's record, and into its tenant's account."""
 
-    def __init__(self, record: Record, tenant: Tenant, *, counts_cached: bool) -> None:
+    def __init__(self, record: Record, tenant: Tenant) -> None:
         self._record, self._tenant = record, tenant
-        self._counts_cached = counts_cached
         self._told = 0
         self._ended = False
 
@@ -193,9 +198,6 @@ class _Meter:
         record = self._record
         if record.queued_s is None:
             record.queued_s = now - record.started
-        if self._counts_cached:
-            self._counts_cached = False
-            record.cached_tokens += out.cached_tokens
         if (more := out.completion_tokens - self._told) > 0:
             if record.first_s is None:
                 record.first_s = now - record.started

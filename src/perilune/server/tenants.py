@@ -94,14 +94,12 @@ class Tenant:
         if bucket is not None and (wait_s := bucket.wait_s(tokens, now)) > 0:
             raise self._refusal(f"this key may use {bucket.per_minute} tokens per minute", wait_s, now)
 
-    def charge(self, tokens: int, now: float) -> None:
-        """Tokens of a prompt that runs, or of an answer."""
-        if tokens and (bucket := self._tokens(now)) is not None:
+    def charge(self, tokens: int, now: float) -> TokenBucket | None:
+        """Tokens of a prompt that runs, or of an answer. The bucket that they came from: a later one owes no refund."""
+        bucket = self._tokens(now)
+        if tokens and bucket is not None:
             bucket.take(tokens, now)
-
-    def refund(self, tokens: int, now: float) -> None:
-        """Tokens that were charged, of prompts that never began to run."""
-        self.charge(-tokens, now)
+        return bucket
 
     def headers(self, now: float) -> Mapping[str, str]:
         """``x-ratelimit-…`` of the limits that there are."""
