@@ -17,7 +17,7 @@ import psutil
 import pytest
 import zmq
 
-from perilune.engine import replay, subscriptions
+from perilune.engine import publish, replay, subscriptions
 from perilune.engine.publish import EventPublisher
 from perilune.engine.replay import BUFFERED, CLIENTS, END_OF_REPLAY, Backlog, packed
 from perilune.errors import PortError
@@ -342,6 +342,62 @@ def test_a_thread_that_dies_is_told_once(bench: Bench, caplog: pytest.LogCapture
     began = time.perf_counter()
     bench.publisher.close()
     assert time.perf_counter() - began < 1
+
+
+def test_a_path_that_another_has_taken_is_left_to_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that dies gives its path up at once, and not once more at the end."""
+    thread = bench.publisher._thread
+    monkeypatch.setattr(thread, "_keep", lambda: 1 / 0)
+    bench.publisher.publish(EVENTS)
+    thread.join(5)
+    assert not thread.is_alive()
+    assert not Path(bench.events.removeprefix("ipc://")).exists()
+    other = EventPublisher(bench.events)
+    try:
+        bench.publisher.close()
+        subscriber = bench.client(zmq.SUB, address=bench.events)
+        subscriber.subscribe(b"")
+
+        def heard() -> bool:
+            other.publish(EVENTS)
+            return subscriber.poll(20) > 0
+
+        _wait(heard)
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["free again", "the end comes first"])
+def test_an_address_that_is_taken_in_a_reset(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool
+) -> None:
+    """What comes meanwhile can be asked for afterwards; it takes as long as it takes."""
+    thread = bench.publisher._thread
+    taken = threading.Event()
+    taken.set()
+    bind = thread._bound_events
+
+    def bound() -> Socket:
+        if taken.is_set():
+            raise PortError("taken")
+        return bind()
+
+    monkeypatch.setattr(publish, "_LATE_S", 0.1)
+    monkeypatch.setattr(thread, "_bound_events", bound)
+    monkeypatch.setattr(thread._subscriptions, "hear", lambda _: False)
+    for _ in range(3000):
+        bench.publisher.publish([])
+        time.sleep(0.0002)
+    assert thread.is_alive()
+    if not ends:
+        taken.clear()
+        client = bench.client()
+        client.send_multipart(ASK_ALL)
+        assert answer(client) == list(range(3000))
+    bench.publisher.close()
+    assert not thread.is_alive()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    assert "is taken" in caplog.records[1].message
 
 
 def test_closing_does_not_wait_for_those_who_do_not_read(bench: Bench, tmp_path: Path) -> None:

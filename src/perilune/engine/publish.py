@@ -42,7 +42,8 @@ _HANDED_OVER: Final = 2048
 _FEED: Final = "inproc://batches"
 _TURN_S: Final = 0.01
 _CLOSE_S: Final = 1.0
-_BIND_AGAIN_S: Final = 5.0
+_TELL_EVERY_S: Final = 60.0
+_LATE_S: Final = 5.0
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -63,7 +64,6 @@ class EventPublisher:
         self._number = 0
         self._dropped = False
         self._encode = msgspec.msgpack.Encoder().encode
-        self._paths = [path for each in (endpoint, replay_endpoint) if (path := _path(each)) is not None]
         self._context: Context = zmq.Context()
         try:
             self._thread = _Publishing(self._context, (endpoint, replay_endpoint), topic.encode())
@@ -99,9 +99,6 @@ class EventPublisher:
         self._thread.join(_CLOSE_S)
         if not self._thread.is_alive():
             self._context.destroy(linger=0)
-            for path in self._paths:
-                with contextlib.suppress(OSError):
-                    path.unlink()
 
 
 class _Publishing(threading.Thread):
@@ -117,7 +114,7 @@ class _Publishing(threading.Thread):
         self._feed.bind(_FEED)
         self._events = self._bound_events()
         self._subscriptions = Subscriptions(topic)
-        self._told = False
+        self._tell_at = 0.0
         self._replays: Replays | None = None
         self._sockets = [self._feed, self._events]
         if endpoints[1]:
@@ -134,7 +131,7 @@ class _Publishing(threading.Thread):
         finally:
             self.ending.set()
             for each in self._sockets:
-                each.close(linger=0)
+                _give_up(each)
 
     def _serve(self) -> None:
         """Publishes at once; answers replays in turns, so that they take a small share of the interpreter's time."""
@@ -149,19 +146,26 @@ class _Publishing(threading.Thread):
                 return
             if not self._subscriptions.hear(self._events):
                 self._begin_anew()
+                if self.ending.is_set():
+                    return
             now = time.monotonic()
             if self._replays is not None and (due is None or now >= due):
                 due = now + _TURN_S if self._replays.turn(now) else None
 
     def _publish(self) -> None:
         """What has been handed over."""
+        for number, payload in self._keep():
+            self._events.send_multipart((self._topic, number, payload), zmq.DONTWAIT)
+
+    def _keep(self) -> list[tuple[bytes, bytes]]:
+        """Numbers and payloads of what has been handed over, which can now be asked for again."""
+        kept: list[tuple[bytes, bytes]] = []
         with contextlib.suppress(zmq.Again):
             for _ in range(_HANDED_OVER):
-                batch = self._feed.recv(zmq.DONTWAIT)
-                if batch:
-                    number, payload = batch[:8], batch[8:]
-                    self._backlog.add(int.from_bytes(number, "big"), payload)
-                    self._events.send_multipart((self._topic, number, payload), zmq.DONTWAIT)
+                if batch := self._feed.recv(zmq.DONTWAIT):
+                    kept.append((batch[:8], batch[8:]))
+                    self._backlog.add(int.from_bytes(batch[:8], "big"), batch[8:])
+        return kept
 
     def _bound_events(self) -> zmq.Socket[bytes]:
         queues = _SUBSCRIBER_QUEUE, ASKED_QUEUE
@@ -169,18 +173,23 @@ class _Publishing(threading.Thread):
 
     def _begin_anew(self) -> None:
         """Gives up all that subscribers have asked for, and their connections, which they make again."""
-        if not self._told:
-            self._told = True
+        now = time.monotonic()
+        if now >= self._tell_at:
+            self._tell_at = now + _TELL_EVERY_S
             logger.warning("subscribers of cache events ask for too many topics that are not ours: all are let go")
-        self._events.close(linger=0)
-        deadline = time.monotonic() + _BIND_AGAIN_S
+        _give_up(self._events)
+        late = now + _LATE_S
         while True:
             try:
                 self._events = self._bound_events()
                 break
             except PortError:  # ZMQ closes in its own time
-                if self.ending.wait(_TURN_S) or time.monotonic() > deadline:
-                    raise
+                self._keep()
+                if time.monotonic() > late:
+                    late = math.inf
+                    logger.error("%s is taken: cache events go on when it is free", self._endpoint)
+                if self.ending.wait(_TURN_S):
+                    return
         self._subscriptions = Subscriptions(self._topic)
         self._sockets[1] = self._events
         self._hurried, self._patient = _poller(self._sockets[:2]), _poller(self._sockets)
@@ -213,6 +222,16 @@ def _bound(context: Context, kind: int, endpoint: str, queues: tuple[int, int], 
         bound.close(linger=0)
         raise _port_error(endpoint, error.errno or 0) from None
     return bound
+
+
+def _give_up(bound: zmq.Socket[bytes]) -> None:
+    """Closes a socket and removes its file: first that, or it might be the file of whoever binds the path next."""
+    if bound.closed:
+        return
+    if (path := _path(bound.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))) is not None:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    bound.close(linger=0)
 
 
 def _path(endpoint: str) -> Path | None:
