@@ -154,7 +154,7 @@ EXAMPLES: Final[dict[str, tuple[list[Wire], list[Wire], bool, str]]] = {
 
 def _reference_ids(kimi: Tokenizer, text: str) -> list[int]:
     """The reference's way: the whole text at once, markers recognised by their spelling."""
-    return kimi._encoding.encode(text, allowed_special="all")
+    return kimi.prepare().encode(text, allowed_special="all")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

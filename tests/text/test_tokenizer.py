@@ -256,3 +256,12 @@ def test_a_broken_link_is_not_an_absent_file(tmp_path: Path, name: str, target: 
     path.symlink_to(target or name)
     with pytest.raises(ConfigError, match=f"{re.escape(str(path))}` is missing or not a file"):
         Tokenizer.from_dir(model, 512)
+
+
+def test_only_encoding_needs_the_encoder() -> None:
+    """It takes most of the memory of a large vocabulary, and an engine turns ids into bytes only."""
+    tokenizer = Tokenizer([bytes((byte,)) for byte in range(256)], {}, 512)
+    assert tokenizer.decode([97, 98]) == "ab"
+    assert tokenizer._encoding is None
+    assert tokenizer.encode("ab") == [97, 98]
+    assert tokenizer.prepare() is tokenizer.prepare()

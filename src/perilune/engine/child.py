@@ -53,6 +53,7 @@ HEARTBEAT_S: Final = 1.0
 _LOADING_EVERY_S: Final = 0.1
 _LAST_WORDS_MS: Final = 2000
 _HEARD_PER_STEP: Final = 1024
+_REST_MS: Final = 1000
 
 
 class _Pulse(threading.Thread):
@@ -136,7 +137,8 @@ class _Child:
     def _receive(self, engine: Engine) -> bool:
         """Takes in what has arrived, a bounded number between two steps; sleeps while there is nothing to do. False:
         stop."""
-        if not engine.has_work:
+        if not engine.has_work and not self._socket.poll(_REST_MS):
+            memory.trim()  # what long prompts took; not between two requests that follow each other
             self._socket.poll()
         with contextlib.suppress(zmq.Again):
             for _ in range(_HEARD_PER_STEP):

@@ -297,7 +297,9 @@ class RemoteEngine:
 def _read_model(model: Path) -> tuple[ModelSpec, Tokenizer]:
     config = model / "config.json"
     spec = ModelSpec.from_config(read_json(config), str(config))
-    return spec, Tokenizer.from_dir(model, spec.vocab_size)
+    tokenizer = Tokenizer.from_dir(model, spec.vocab_size)
+    tokenizer.prepare()
+    return spec, tokenizer
 
 
 def _error(kind: str, message: str, hint: str) -> PeriluneError:

@@ -39,6 +39,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     """Answers until ``source`` ends."""
     boot = decode_boot(_read(source))
     tokenizer = Tokenizer(boot.tokens, boot.names, boot.vocab_size)
+    tokenizer.prepare()
     used = 0
     while data := _read(source):
         ask = decode_ask(data)
